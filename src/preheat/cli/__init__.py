@@ -1,0 +1,59 @@
+"""The command line: says what to run. One file a command, imported when it is chosen."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Final
+
+from preheat import __version__
+from preheat.errors import ConfigError, PreheatError
+
+COMMANDS: Final[Mapping[str, str]] = {
+    "serve": "run the gateway; without any settings, a small real model answers",
+    "config": "show all settings with their meaning, or check a file",
+}
+
+_EPILOG: Final = """\
+examples:
+  preheat serve                                   the gateway with a small model of its own
+  preheat serve --upstream http://gpu-1:8000      the gateway before your vLLM
+  preheat config > preheat.toml                   every setting, with its default
+  preheat COMMAND --help                          what a command takes
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code: 0, 1 for a failure, 2 for wrong usage."""
+    parser = argparse.ArgumentParser(
+        prog="preheat",
+        description="An OpenAI-compatible gateway that has the answer ready.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"preheat {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, sentence in COMMANDS.items():
+        module = import_module(f"preheat.cli.{name}")
+        module.add_arguments(
+            commands.add_parser(
+                name,
+                help=sentence,
+                description=module.__doc__,
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            )
+        )
+    options = parser.parse_args(arguments)
+    try:
+        code: int = import_module(f"preheat.cli.{options.command}").run(options)
+    except ConfigError as error:
+        print(f"preheat: {error}", file=sys.stderr)
+        return 1
+    except PreheatError as error:
+        print(f"preheat: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 1
+    return code

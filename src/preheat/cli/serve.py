@@ -1,0 +1,135 @@
+"""Run the gateway. OpenAI clients point their base_url at it.
+
+    preheat serve                                a small real model answers (see the README)
+    preheat serve --upstream http://gpu-1:8000   before your own vLLM, SGLang, TGI, llama.cpp
+    preheat serve --model FILE.gguf              another model in the embedded engine
+    preheat serve --config preheat.toml          everything else: see 'preheat config'
+
+It says on standard output where it listens, writes JSON log lines to standard error, and on
+SIGTERM or Ctrl-C lets the requests under way end (listen.drain_s; a second signal ends at once).
+"""
+
+import argparse
+import asyncio
+import gc
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from preheat import config
+from preheat.errors import ConfigError
+from preheat.telemetry.logs import Log
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings, in TOML")
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", help="where to listen (default 127.0.0.1:8000)"
+    )
+    parser.add_argument("--upstream", metavar="URL", help="an OpenAI-compatible server to stand before")
+    parser.add_argument("--model", metavar="GGUF", help="model file for the embedded engine")
+    parser.add_argument(
+        "--ask",
+        metavar="TEXT",
+        help="once it serves, ask this twice and show both answers with their Cache-Status",
+    )
+    parser.add_argument("--once", action="store_true", help="end after --ask instead of serving on")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal."""
+    if options.upstream and options.model:
+        raise ConfigError("--upstream and --model exclude each other: one of them answers")
+    if options.once and not options.ask:
+        raise ConfigError("--once needs --ask TEXT")
+    settings = config.load(options.config, config.environment(), _overrides(options))
+    try:
+        import uvloop
+    except ImportError:  # no wheel for this platform: a third more CPU, the same behaviour
+        return asyncio.run(_serve(settings, options))
+    return uvloop.run(_serve(settings, options))
+
+
+def _overrides(options: argparse.Namespace) -> dict[str, Any]:
+    overrides: dict[str, Any] = {}
+    if options.listen:
+        overrides["listen.address"] = options.listen
+    if options.upstream:
+        overrides["engines.upstream.url"] = options.upstream
+    if options.model:
+        overrides["engines.embedded.kind"] = "embedded"
+        overrides["engines.embedded.model"] = options.model
+    return overrides
+
+
+async def _serve(settings: config.Settings, options: argparse.Namespace) -> int:
+    # Imported here so that --help and mistakes in the settings are quick.
+    from preheat.gateway.assembly import assemble, listen
+
+    log = Log(sys.stderr.buffer)
+    gateway = assemble(settings, log)
+    stopping = _stop_on_signals()
+    try:
+        starting = asyncio.ensure_future(gateway.start_engines())
+        if not await _unless_stopped(starting, stopping):
+            return 1
+        try:
+            url = await listen(gateway, settings)
+        except OSError as error:
+            raise ConfigError(
+                f"listen.address: can't listen on {settings.listen.address}: {error.strerror}; "
+                "is another program there? choose with --listen HOST:PORT"
+            ) from None
+        print(f"preheat: listening on {url}   (OpenAI base_url: {url}/v1)", flush=True)
+        log.event("listening", url=url)
+        _settle_collector()
+        code = 0
+        if options.ask:
+            from preheat.cli.ask import ask_twice
+
+            asking = asyncio.ensure_future(asyncio.to_thread(ask_twice, url, options.ask))
+            if await _unless_stopped(asking, stopping):
+                code = asking.result()
+        if not options.once:
+            await stopping.wait()
+        log.event("draining")
+        await _unless_stopped(
+            asyncio.ensure_future(gateway.drain(settings.listen.drain_s)), _again(stopping)
+        )
+        return code
+    finally:
+        await gateway.aclose()
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stopping.set)
+    return stopping
+
+
+def _again(stopping: asyncio.Event) -> asyncio.Event:
+    """Wait for the next signal."""
+    stopping.clear()
+    return stopping
+
+
+async def _unless_stopped(task: "asyncio.Future[Any]", stopping: asyncio.Event) -> bool:
+    """Whether the task ended before a signal came; raises what it raised."""
+    stop = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if not task.done():
+        task.cancel()
+        return False
+    task.result()
+    return True
+
+
+def _settle_collector() -> None:
+    """What is there now lives as long as the process: no full collection need look at it again."""
+    gc.collect()
+    gc.freeze()

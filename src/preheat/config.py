@@ -1,0 +1,372 @@
+"""The settings: one frozen tree, read from TOML and the environment, checked as a whole.
+
+A setting is written once, here, with its default, its limits and its sentence; `preheat config`,
+docs/settings.md and the error messages are made from it. No other module reads the environment.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from preheat.core.controller import MAX_VARIANTS
+from preheat.errors import ConfigError
+
+_PREFIX: Final = "PREHEAT__"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table of the file."""
+
+
+class Choice(_Section, frozen=True):
+    """A policy by name, with the options of its class's constructor."""
+
+    name: Annotated[str, Meta(description="The policy's name.")]
+    options: Annotated[dict[str, Any], Meta(description="Its options.")] = {}
+
+
+class Listen(_Section, frozen=True):
+    """Where the gateway listens, and what one client may take."""
+
+    address: Annotated[str, Meta(description="Host and port; port 0 takes a free one.")] = "127.0.0.1:8000"
+    tls_cert: Annotated[str, Meta(description="PEM file with the certificate chain; empty: plain HTTP.")] = ""
+    tls_key: Annotated[str, Meta(description="PEM file with its private key.")] = ""
+    body_bytes: Annotated[int, Meta(gt=0, description="Largest request body.")] = 33_554_432
+    bodies_bytes: Annotated[int, Meta(gt=0, description="Most bytes of large bodies held at once, over all clients.")] = 1_073_741_824
+    head_bytes: Annotated[int, Meta(gt=0, description="Largest request head.")] = 65_536
+    head_lines: Annotated[int, Meta(gt=0, description="Most header lines in a request.")] = 100
+    connections: Annotated[int, Meta(gt=0, description="Most client connections at once.")] = 4_096
+    idle_s: Annotated[float, Meta(gt=0, description="An idle connection is closed after this long.")] = 75.0
+    head_s: Annotated[float, Meta(gt=0, description="A request's head must be complete within this.")] = 10.0
+    body_s: Annotated[float, Meta(gt=0, description="A request's body must be complete within this.")] = 120.0
+    write_s: Annotated[float, Meta(gt=0, description="A client that takes nothing for this long is dropped.")] = 60.0
+    drain_s: Annotated[float, Meta(ge=0, description="On SIGTERM, requests under way get this long to end.")] = 30.0
+
+
+class Exact(_Section, frozen=True):
+    """The exact cache: equal requests get the stored answer."""
+
+    ttl_s: Annotated[float, Meta(gt=0, description="How long an answer is served.")] = 3600.0
+    max_ttl_s: Annotated[float, Meta(gt=0, description="The longest life that X-Preheat-Ttl can ask for.")] = 86_400.0
+    stale_s: Annotated[float, Meta(ge=0, description="Expired answers are kept this long for requests with max-stale.")] = 0.0
+    sampled: Annotated[str, Meta(description='Requests whose temperature isn\'t 0: "bypass" the cache, "reuse" one answer, or draw from "variants(k)".')] = "bypass"
+    secret_env: Annotated[str, Meta(description="Environment variable with the secret (32 characters or more) from which tenants' salts are derived; empty: a new one at each start.")] = ""
+
+
+class L1(_Section, frozen=True):
+    """The part of the cache in each worker's memory."""
+
+    bytes: Annotated[int, Meta(ge=0, description="Its budget, overheads included.")] = 268_435_456
+    entries: Annotated[int, Meta(ge=0, description="Most answers in it.")] = 100_000
+    entry_bytes: Annotated[int, Meta(gt=0, description="Largest answer kept.")] = 1_048_576
+    eviction: Annotated[Choice, Meta(description="Who leaves when it is full.")] = Choice(name="sieve")
+    admission: Annotated[Choice, Meta(description="Who may come in when it is full.")] = Choice(name="always")
+
+
+class EngineSettings(_Section, frozen=True):
+    """One upstream. Times in seconds."""
+
+    kind: Annotated[Literal["openai", "embedded"], Meta(description='"openai": a compatible server at `url`; "embedded": llama.cpp in a child process.')] = "openai"
+    url: Annotated[str, Meta(description="Address of an openai engine; without a path, /v1 is meant.")] = ""
+    api_key_env: Annotated[str, Meta(description="Environment variable with the key sent to it.")] = ""
+    connect_s: Annotated[float, Meta(gt=0, description="Time to connect.")] = 5.0
+    first_byte_s: Annotated[float, Meta(gt=0, description="Time to the first byte of the answer.")] = 300.0
+    idle_s: Annotated[float, Meta(gt=0, description="Longest silence within an answer.")] = 60.0
+    queue_s: Annotated[float, Meta(gt=0, description="Longest wait for a free connection.")] = 30.0
+    max_connections: Annotated[int, Meta(gt=0, description="Most connections to it.")] = 256
+    breaker_failures: Annotated[int, Meta(gt=0, description="After this many failures in a row it isn't asked for a while.")] = 5
+    breaker_open_s: Annotated[float, Meta(gt=0, description="That while.")] = 10.0
+    inject_usage: Annotated[bool, Meta(description="Ask streams for their usage where the client doesn't; off for servers that refuse stream_options.")] = True
+    forward_headers: Annotated[tuple[str, ...], Meta(description="More request headers to send it; they become part of the key.")] = ()
+    model: Annotated[str, Meta(description="GGUF file of an embedded engine; empty: the installed weights.")] = ""
+    threads: Annotated[int, Meta(ge=1, description="Threads of an embedded engine; more than 1 only where cores aren't shared.")] = 1
+    ctx_tokens: Annotated[int, Meta(ge=256, description="Its context, over all slots.")] = 8_192
+    slots: Annotated[int, Meta(ge=1, description="Requests it computes at once.")] = 2
+    batch_tokens: Annotated[int, Meta(ge=1, description="Its batch; small ones keep one long prompt from blocking everybody.")] = 128
+    cache_ram_mib: Annotated[int, Meta(ge=0, description="Its prompt cache in host memory.")] = 256
+
+
+class ModelSettings(_Section, frozen=True):
+    """A model by the name that clients use. Prices per million tokens, in any one currency."""
+
+    engine: Annotated[str, Meta(description="The engine that serves it; empty: the first.")] = ""
+    alias: Annotated[str, Meta(description="Its name at the engine; empty: the same.")] = ""
+    version: Annotated[str, Meta(description="Anything that changes when weights, template or adapter do; part of the key.")] = ""
+    input: Annotated[float, Meta(ge=0, description="Price of input tokens.")] = 0.0
+    cached_input: Annotated[float | None, Meta(description="Price of input tokens that the provider's own cache had; absent: as input.")] = None
+    output: Annotated[float, Meta(ge=0, description="Price of output tokens.")] = 0.0
+
+
+class TenantSettings(_Section, frozen=True):
+    """A tenant: whose answers are separate from everybody else's."""
+
+    api_key_env: Annotated[str, Meta(description="Environment variable with its key.")] = ""
+    api_key_file: Annotated[str, Meta(description="File with its keys, one a line.")] = ""
+
+
+class NamespaceSettings(_Section, frozen=True):
+    """What is different in one namespace (the X-Preheat-Namespace header)."""
+
+    ttl_s: Annotated[float | None, Meta(description="As exact.ttl_s.")] = None
+    sampled: Annotated[str | None, Meta(description="As exact.sampled.")] = None
+
+
+class Admin(_Section, frozen=True):
+    """The admin routes."""
+
+    api_key_env: Annotated[str, Meta(description="Environment variable with their key; empty: they answer loopback only.")] = ""
+    listen: Annotated[str, Meta(description="Host and port of their own; empty: the gateway's.")] = ""
+
+
+class Telemetry(_Section, frozen=True):
+    """What is told about requests."""
+
+    open_metrics: Annotated[bool, Meta(description="Let anybody read /metrics; else it is guarded like the admin routes.")] = False
+    log_requests: Annotated[Literal["none", "misses", "all"], Meta(description="Which requests get a log line. Never their text.")] = "misses"
+
+
+class Settings(_Section, frozen=True):
+    """The whole tree."""
+
+    listen: Listen = Listen()
+    exact: Exact = Exact()
+    l1: L1 = L1()
+    fallback_message: Annotated[str, Meta(description="Written `engines.fallback_message`: what to answer, with status 200, when an engine gives no answer; empty: an error.")] = ""
+    engines: dict[str, EngineSettings] = {}
+    models: dict[str, ModelSettings] = {}
+    tenants: dict[str, TenantSettings] = {}
+    namespaces: dict[str, NamespaceSettings] = {}
+    admin: Admin = Admin()
+    telemetry: Telemetry = Telemetry()
+
+
+NAMED: Final[Mapping[str, type[_Section]]] = {
+    "engines": EngineSettings,
+    "models": ModelSettings,
+    "tenants": TenantSettings,
+    "namespaces": NamespaceSettings,
+}
+"""Sections with one table for each name."""
+
+
+def load(path: Path | None, environment: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
+    """Defaults, then the file, then PREHEAT__SECTION__KEY, then the command line's options."""
+    tree = _read(path) if path is not None else {}
+    for words, value in _from_environment(environment):
+        _put(tree, words, value)
+    for dotted, value in overrides.items():
+        _put(tree, dotted.split("."), value)
+    return check(tree)
+
+
+def check(tree: dict[str, Any]) -> Settings:
+    """The tree as settings. Raises ConfigError naming the key and what was expected."""
+    tree = dict(tree)
+    engines = tree.get("engines")
+    if isinstance(engines, dict) and isinstance(engines.get("fallback_message"), str):
+        tree["fallback_message"] = engines["fallback_message"]
+        tree["engines"] = {k: v for k, v in engines.items() if k != "fallback_message"}
+    elif "fallback_message" in tree:
+        raise ConfigError("fallback_message: unknown key; it is engines.fallback_message")
+    try:
+        settings = msgspec.convert(tree, Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explained(str(error))) from None
+    _check_together(settings)
+    return settings
+
+
+def address_of(text: str, key: str) -> tuple[str, int]:
+    """Host and port. Raises ConfigError."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError(f"{key}: expected host:port, got {text!r}")
+    return host, int(port)
+
+
+def variants_of(text: str, key: str) -> int:
+    """How many answers are kept for a sampled request. Raises ConfigError."""
+    if text in {"bypass", "reuse"}:
+        return int(text == "reuse")
+    match = re.fullmatch(r"variants\((\d{1,4})\)", text)
+    if match is None or not 1 <= int(match[1]) <= MAX_VARIANTS:
+        raise ConfigError(
+            f'{key}: expected "bypass", "reuse" or "variants(k)" with k from 1 to {MAX_VARIANTS}, '
+            f"got {text!r}"
+        )
+    return int(match[1])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach that host."""
+    return host in _LOOPBACK or host.startswith("127.")
+
+
+def secret_from(variable: str, key: str, environment: Mapping[str, str]) -> str:
+    """A secret that the settings name. Raises ConfigError where it isn't there."""
+    value = environment.get(variable, "").strip()
+    if not value:
+        raise ConfigError(f"{key}: the environment variable {variable} is empty or not set")
+    return value
+
+
+def fields_of(section: type[_Section]) -> Iterator[tuple[str, str, Any]]:
+    """(name, sentence, default) of each setting of a section."""
+    hints = get_type_hints(section, include_extras=True)
+    for field in msgspec.structs.fields(section):
+        hint = hints[field.name]
+        described = [arg for arg in get_args(hint)[1:] if isinstance(arg, Meta)]
+        sentence = described[0].description if get_origin(hint) is Annotated and described else None
+        yield field.name, sentence or "", field.default
+
+
+def to_toml(settings: Settings) -> str:
+    """The whole tree as a file, every setting with its sentence. It holds no secret."""
+    lines = ["# Preheat's settings. What is commented out is absent by default."]
+    for name, _, _ in fields_of(Settings):
+        value = getattr(settings, name)
+        if name in NAMED:
+            for entry, section in value.items():
+                lines += ["", f"[{name}.{_toml_key(entry)}]", *_section_lines(section)]
+            if not value:
+                lines += ["", f"# [{name}.NAME]: {(NAMED[name].__doc__ or '').strip()}"]
+                lines += [f"# {line}" for line in _section_lines(NAMED[name]())]
+        elif isinstance(value, _Section):
+            lines += ["", f"# {(type(value).__doc__ or '').strip()}", f"[{name}]", *_section_lines(value)]
+        else:
+            lines += ["", "[engines]", *_setting_lines(name, _sentence(Settings, name), value)]
+    return "\n".join(lines) + "\n"
+
+
+def _section_lines(section: _Section) -> list[str]:
+    lines: list[str] = []
+    for name, sentence, _ in fields_of(type(section)):
+        lines += _setting_lines(name, sentence, getattr(section, name))
+    return lines
+
+
+def _setting_lines(name: str, sentence: str, value: Any) -> list[str]:
+    shown = f"# {name} =" if value is None else f"{name} = {_toml_value(value)}"
+    return [f"# {sentence}", shown]
+
+
+def _sentence(section: type[_Section], name: str) -> str:
+    return next(sentence for field, sentence, _ in fields_of(section) if field == name)
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_value(key)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, Choice):
+        return f"{{ name = {_toml_value(value.name)}, options = {_toml_value(value.options)} }}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items()) + "}"
+    return msgspec.json.encode(value).decode()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"can't read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} isn't valid TOML: {error}") from None
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[list[str], Any]]:
+    for name in sorted(environment):
+        if name.startswith(_PREFIX):
+            yield name.removeprefix(_PREFIX).lower().split("__"), _parsed(environment[name])
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _put(tree: dict[str, Any], words: list[str], value: Any) -> None:
+    for word in words[:-1]:
+        tree = tree.setdefault(_same_key(tree, word), {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{'.'.join(words)}: {word} isn't a section")
+    tree[_same_key(tree, words[-1])] = value
+
+
+def _same_key(tree: Mapping[str, Any], word: str) -> str:
+    """Names in the environment have no case: the file's spelling wins."""
+    return next((key for key in tree if key.lower() == word.lower()), word)
+
+
+def _explained(message: str) -> str:
+    """msgspec's message with the key in front, as it stands in the file."""
+    what, _, where = message.partition(" - at `$")
+    key = where.rstrip("`").lstrip(".").replace("[...]", ".NAME")
+    unknown = re.search(r"unknown field `(.*)`", what)
+    if unknown is None:
+        return f"{key}: {what[:1].lower()}{what[1:]}"
+    section = NAMED.get(key.partition(".")[0]) or _section_of(key)
+    known = ", ".join(name for name, _, _ in fields_of(section))
+    prefix = f"{key}." if key else ""
+    return f"{prefix}{unknown[1]}: unknown key; known here: {known}"
+
+
+def _section_of(key: str) -> type[_Section]:
+    section: Any = Settings
+    for word in filter(None, key.split(".")):
+        default = next((default for name, _, default in fields_of(section) if name == word), None)
+        section = type(default)
+    return section if isinstance(section, type) and issubclass(section, _Section) else Settings
+
+
+def _check_together(settings: Settings) -> None:
+    """What no single setting can know."""
+    host, _ = address_of(settings.listen.address, "listen.address")
+    if not settings.tenants and not is_loopback(host):
+        raise ConfigError(
+            f"listen.address: {host} can be reached from outside, but no tenants are configured; "
+            "add a [tenants.NAME] with api_key_env, or listen on 127.0.0.1"
+        )
+    if settings.admin.listen:
+        address_of(settings.admin.listen, "admin.listen")
+    if bool(settings.listen.tls_cert) != bool(settings.listen.tls_key):
+        raise ConfigError("listen: tls_cert and tls_key go together")
+    variants_of(settings.exact.sampled, "exact.sampled")
+    for table in NAMED:
+        for name in getattr(settings, table):
+            if not _NAME.fullmatch(name):
+                raise ConfigError(f"{table}.{name}: names are letters, digits and . _ : / -")
+    for name, engine in settings.engines.items():
+        if (engine.kind == "openai") != bool(engine.url):
+            raise ConfigError(f"engines.{name}.url: needed for kind openai, and only there")
+    for name, model in settings.models.items():
+        if model.engine and model.engine not in settings.engines:
+            known = ", ".join(settings.engines) or "none"
+            raise ConfigError(f"models.{name}.engine: no engine {model.engine!r}; known: {known}")
+        if model.cached_input is not None and model.cached_input < 0:
+            raise ConfigError(f"models.{name}.cached_input: a price can't be negative")
+    for name, tenant in settings.tenants.items():
+        if bool(tenant.api_key_env) == bool(tenant.api_key_file):
+            raise ConfigError(f"tenants.{name}: give either api_key_env or api_key_file")
+    for name, namespace in settings.namespaces.items():
+        if namespace.sampled is not None:
+            variants_of(namespace.sampled, f"namespaces.{name}.sampled")
+        if namespace.ttl_s is not None and namespace.ttl_s <= 0:
+            raise ConfigError(f"namespaces.{name}.ttl_s: must be more than 0")
+
+
+def environment() -> Mapping[str, str]:
+    """The process's environment: the one place where it is read."""
+    return os.environ

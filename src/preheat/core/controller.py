@@ -1,0 +1,300 @@
+"""The whole decision loop of a request: events and the time in, decisions and effects out."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from preheat.core.inventory import ENTRY_OVERHEAD_BYTES, Inventory, Record
+from preheat.core.ledger import Ledger
+from preheat.core.sketch import RotatingBloom
+from preheat.core.stats import Counters
+from preheat.core.types import (
+    NOTHING_SPECIAL,
+    Ask,
+    Check,
+    Decision,
+    Drop,
+    Effects,
+    Forward,
+    Hit,
+    Invalidation,
+    Join,
+    Keep,
+    Key,
+    Outcome,
+    Reject,
+    Removed,
+    Request,
+    RequestId,
+    Want,
+)
+
+MAX_VARIANTS: Final = 64
+
+
+class Freshness(msgspec.Struct, frozen=True):
+    """How long answers live, and whether sampled ones may be reused, in one namespace.
+
+    `variants`: 0, sampled requests bypass the cache; 1, one answer is reused; k, k different
+    answers are kept and one is drawn.
+    """
+
+    ttl_s: float = 3600.0
+    max_ttl_s: float = 86_400.0
+    variants: int = 0
+
+
+class Controller:
+    """The only object the drivers know: what to do with a request, and with its answer.
+
+    Hot and synchronous: one call for a hit; `on_request`, `on_outcome`, `on_stored` for a
+    forwarded request. It holds no bodies and knows no engines.
+    """
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        ledger: Ledger,
+        counters: Counters,
+        *,
+        freshness: Freshness,
+        namespaces: Mapping[str, Freshness],
+        entry_bytes: int,
+        draw: Callable[[], float],
+    ) -> None:
+        self._inventory = inventory
+        self._ledger = ledger
+        self._counters = counters
+        self._freshness = freshness
+        self._namespaces = namespaces
+        self._entry_bytes = entry_bytes
+        self._draw = draw
+        self._leaders: dict[Key, tuple[RequestId, Check]] = {}
+        self._sampled_seen = RotatingBloom()
+
+    def on_request(self, request: Request, now: float) -> Decision:
+        """The one question. A hit is booked at once."""
+        ask, want = request.ask, request.want
+        bypass = ask.bypass or ("no-store" if want.no_store else "")
+        if not bypass and ask.sampled:
+            return self._on_sampled(request, now)
+        if bypass:
+            return _rejected(want) or Forward("bypass", bypass, joinable=False)
+        self._inventory.see(ask.key, now)
+        record = self._inventory.find(ask.key)
+        if record is not None and (
+            record.check == ask.check
+            and (
+                (want is NOTHING_SPECIAL and record.expires_at > now)
+                or self._satisfies(record, want, now)
+            )
+        ):
+            return self._hit(request, ask.key, record, now)
+        return _rejected(want) or self._miss(request, record, now)
+
+    def on_miss(self, request: Request, now: float) -> Join | Forward:
+        """A hit's body was gone, or the flight this request had joined failed before its start."""
+        if self._inventory.find(request.ask.key) is not None:
+            self._inventory.remove(request.ask.key, "evicted")
+        return self._miss(request, None, now)
+
+    def on_overflow(self, request: Request) -> None:
+        """The request's flight outgrew its buffer: nobody may join it from its start any more."""
+        self._end_flight(request)
+
+    def on_outcome(self, outcome: Outcome, fwd_reason: str, now: float) -> Effects:
+        """The one report: books the answer and decides whether it is kept."""
+        request = outcome.request
+        self._ledger.book_forward(
+            request.tenant, request.ask.model, fwd_reason, outcome.usage, outcome.service_s
+        )
+        for follower in outcome.joined:
+            self._book_saved(follower, outcome)
+        unstorable = outcome.unstorable or self._why_unstorable(request, outcome)
+        effects = (
+            Drop(unstorable) if unstorable else self._store(request, outcome, now)
+        )
+        if isinstance(effects, Drop):
+            self._counters.bump(self._counters.dropped, effects.reason)
+            if outcome.unstorable:
+                self._inventory.note_absent(request.ask.key, effects.reason)
+            self._end_flight(request)
+        return effects
+
+    def on_stored(self, request: Request, key: Key, ok: bool) -> None:
+        """The one confirmation: the body is in the store, or isn't."""
+        if ok:
+            self._counters.stored += 1
+        else:
+            self._inventory.remove(key, "store-failed")
+        self._end_flight(request)
+
+    def on_failure(self, request: Request) -> None:
+        """The request's flight ended without an answer: nothing to book, nobody may join it."""
+        self._end_flight(request)
+
+    def on_tick(self, now: float) -> tuple[Key, ...]:
+        """Once a second: the entries that are past their life, now removed from the books."""
+        expired = self._inventory.expire(now)
+        self._counters.expired += len(expired)
+        return expired
+
+    def on_invalidate(self, what: Invalidation, now: float, *, dry_run: bool) -> Removed:
+        """Forget entries, and what is being computed for them. A dry run only counts."""
+        removed = self._inventory.invalidate(what, now, dry_run=dry_run)
+        if not dry_run:
+            self._counters.invalidated += len(removed.keys)
+        return removed
+
+    def _on_sampled(self, request: Request, now: float) -> Decision:
+        """Rule 10: sampled requests bypass unless the namespace reuses answers; they never join."""
+        ask, want = request.ask, request.want
+        variants = self._freshness_of(request.namespace).variants
+        if variants == 0:
+            if self._sampled_seen.add(ask.key):
+                self._counters.sampled_repeats += 1
+            return _rejected(want) or Forward("bypass", "bypass-sampled", joinable=False)
+        self._inventory.see(ask.key, now)
+        usable = []
+        for key in _variant_keys(ask.key, variants):
+            record = self._inventory.find(key)
+            if record is not None and record.check == ask.check and self._satisfies(record, want, now):
+                usable.append((key, record))
+        if len(usable) == variants:
+            key, record = usable[int(self._draw() * variants)]
+            return self._hit(request, key, record, now)
+        if want.no_cache:
+            return Forward("request", "no-cache", joinable=False)
+        reason = "variant-wanted" if usable else self._inventory.why_absent(ask.key)
+        return _rejected(want) or Forward("miss", reason, joinable=False)
+
+    def _hit(self, request: Request, key: Key, record: Record, now: float) -> Hit:
+        self._inventory.touch(key, now)
+        self._ledger.book_saved(
+            request.tenant,
+            record.model,
+            "exact",
+            record.usage,
+            record.paid,
+            record.saved_by_provider,
+            record.service_s,
+        )
+        return Hit(key, now - record.stored_at, record.expires_at - now)
+
+    def _miss(self, request: Request, record: Record | None, now: float) -> Join | Forward:
+        ask = request.ask
+        leader = self._leaders.get(ask.key)
+        if request.want.no_cache:
+            # It asks for an answer computed from now on; others may join that one.
+            return Forward("request", "no-cache", joinable=self._lead(request, leader))
+        if leader is not None and leader[1] == ask.check:
+            return Join(leader[0])
+        joinable = self._lead(request, leader)
+        if record is None:
+            return Forward("miss", self._inventory.why_absent(ask.key), joinable)
+        if record.check != ask.check:
+            return Forward("miss", "collision", joinable)
+        if record.expires_at <= now:
+            return Forward("stale", "expired", joinable)
+        return Forward("request", "not-fresh-enough", joinable)
+
+    def _lead(self, request: Request, leader: tuple[RequestId, Check] | None) -> bool:
+        if leader is None:
+            self._leaders[request.ask.key] = (request.id, request.ask.check)
+        return leader is None
+
+    def _end_flight(self, request: Request) -> None:
+        leader = self._leaders.get(request.ask.key)
+        if leader is not None and leader[0] == request.id:
+            del self._leaders[request.ask.key]
+
+    def _why_unstorable(self, request: Request, outcome: Outcome) -> str:
+        if request.ask.bypass:
+            return request.ask.bypass
+        if request.want.no_store:
+            return "no-store"
+        if request.ask.sampled and self._freshness_of(request.namespace).variants == 0:
+            return "bypass-sampled"
+        if outcome.size_bytes > self._entry_bytes:
+            return "larger-than-entry"
+        return "ttl-zero" if self._ttl_s(request) <= 0 else ""
+
+    def _store(self, request: Request, outcome: Outcome, now: float) -> Effects:
+        key = self._place(request, now)
+        price = self._ledger.price(request.ask.model)
+        usage = outcome.usage
+        record = Record(
+            check=request.ask.check,
+            size_bytes=outcome.size_bytes + ENTRY_OVERHEAD_BYTES,
+            stored_at=now,
+            expires_at=now + self._ttl_s(request),
+            tenant=request.tenant,
+            namespace=request.namespace,
+            model=request.ask.model,
+            tags=request.want.tags,
+            usage=usage,
+            service_s=outcome.service_s,
+            paid=price.net(usage) if usage else 0,
+            saved_by_provider=price.discount(usage) if usage else 0,
+        )
+        stored = self._inventory.store(key, record, outcome.asked_at, now)
+        if isinstance(stored, str):
+            return Drop(stored)
+        self._counters.evicted += len(stored)
+        return Keep(key, stored)
+
+    def _place(self, request: Request, now: float) -> Key:
+        """Where the answer goes: for a sampled request, the first variant that is missing."""
+        ask = request.ask
+        if not ask.sampled:
+            return ask.key
+        keys = _variant_keys(ask.key, self._freshness_of(request.namespace).variants)
+        oldest = (float("inf"), ask.key)
+        for key in keys:
+            record = self._inventory.find(key)
+            if record is None or record.check != ask.check or record.expires_at <= now:
+                return key
+            oldest = min(oldest, (record.stored_at, key))
+        return oldest[1]
+
+    def _book_saved(self, follower: Request, outcome: Outcome) -> None:
+        price = self._ledger.price(outcome.request.ask.model)
+        usage = outcome.usage
+        self._ledger.book_saved(
+            follower.tenant,
+            follower.ask.model,
+            "join",
+            usage,
+            price.net(usage) if usage else 0,
+            price.discount(usage) if usage else 0,
+            outcome.service_s,
+        )
+
+    def _satisfies(self, record: Record, want: Want, now: float) -> bool:
+        """RFC 9111 sections 4.2 and 5.2.1: is this entry fresh enough for what was asked?"""
+        if want.no_cache or now - record.stored_at > want.max_age_s:
+            return False
+        ttl_s = record.expires_at - now
+        if ttl_s > 0:
+            return ttl_s >= want.min_fresh_s
+        stale_s = min(want.max_stale_s, self._inventory.stale_s)
+        return -ttl_s < stale_s and want.min_fresh_s == 0.0
+
+    def _freshness_of(self, namespace: str) -> Freshness:
+        return self._namespaces.get(namespace, self._freshness)
+
+    def _ttl_s(self, request: Request) -> float:
+        freshness = self._freshness_of(request.namespace)
+        wanted_s = request.want.ttl_s
+        return min(freshness.ttl_s if wanted_s is None else wanted_s, freshness.max_ttl_s)
+
+
+def _rejected(want: Want) -> Reject | None:
+    return Reject(504, "only-if-cached") if want.only_if_cached else None
+
+
+def _variant_keys(key: Key, variants: int) -> list[Key]:
+    return [Key(key[:-1] + bytes([key[-1] ^ variant])) for variant in range(variants)]
+
+

@@ -1,0 +1,191 @@
+"""What this process's L1 holds, how big it is, and until when. The bodies are in the store."""
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from preheat.core.admission import AdmissionPolicy
+from preheat.core.eviction import EvictionPolicy
+from preheat.core.memo import Memo
+from preheat.core.types import Check, Invalidation, Key, Removed, Usage
+
+ENTRY_OVERHEAD_BYTES: Final = 1_024
+"""What an entry costs beside its body, in this process's memory: its record, its places in the
+dicts, the order and the expiry heap, its memo (measured: docs/measured.md, "memory of an entry")."""
+
+_GHOSTS: Final = 50_000
+_INVALIDATIONS: Final = 1_000
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One stored answer. Money in picodollars, as its first asking was booked."""
+
+    check: Check
+    size_bytes: int
+    stored_at: float
+    expires_at: float
+    tenant: str
+    namespace: str
+    model: str
+    tags: tuple[str, ...]
+    usage: Usage | None
+    service_s: float
+    paid: int
+    saved_by_provider: int
+
+
+class Inventory:
+    """The books of L1: within its budgets after every call.
+
+    An entry stays for `stale_s` after its expiry, for requests that accept a stale answer.
+    Why a key is not here is remembered for a while, so that every miss can name its reason.
+    """
+
+    def __init__(
+        self,
+        eviction: EvictionPolicy,
+        admission: AdmissionPolicy,
+        *,
+        budget_bytes: int,
+        budget_entries: int,
+        stale_s: float = 0.0,
+    ) -> None:
+        self._eviction = eviction
+        self._admission = admission
+        self.budget_bytes = budget_bytes
+        self.budget_entries = budget_entries
+        self.size_bytes = 0
+        self.stale_s = stale_s
+        self._records: dict[Key, Record] = {}
+        self._expiry: list[tuple[float, Key]] = []
+        self._gone: Memo[Key, str] = Memo(_GHOSTS)
+        self._invalidations: deque[tuple[float, Invalidation]] = deque()
+        self._forgotten_before = float("-inf")
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def find(self, key: Key) -> Record | None:
+        """The record under this key, expired or not. Changes nothing."""
+        return self._records.get(key)
+
+    def see(self, key: Key, now: float) -> None:
+        """The key was asked for."""
+        self._admission.see(key, now)
+
+    def touch(self, key: Key, now: float) -> None:
+        """The entry was used."""
+        self._eviction.touch(key, now)
+
+    def why_absent(self, key: Key) -> str:
+        """The reason why there is no entry under this key, as far as it is remembered."""
+        return self._gone.get(key) or "key-first-seen"
+
+    def note_absent(self, key: Key, reason: str) -> None:
+        """An answer for this key was not kept, for this reason."""
+        self._gone.put(key, reason)
+
+    def store(self, key: Key, record: Record, asked_at: float, now: float) -> tuple[Key, ...] | str:
+        """Take the entry in: who had to leave for it, or the reason why it stays out.
+
+        `asked_at` is when its answer was asked for; what was invalidated since isn't kept.
+        """
+        refused = self._why_refused(key, record, asked_at, now)
+        if refused:
+            self.note_absent(key, refused)
+            return refused
+        if key in self._records:
+            self._take_out(key)
+        evicted = []
+        while not self._fits(record):
+            victim = self._eviction.victim(now)
+            self.remove(victim, "evicted")
+            evicted.append(victim)
+        self._records[key] = record
+        self.size_bytes += record.size_bytes
+        self._eviction.insert(key, record.size_bytes, now)
+        self._schedule_expiry(key, record)
+        return tuple(evicted)
+
+    def remove(self, key: Key, reason: str) -> None:
+        """The entry is gone, for this reason."""
+        self._take_out(key)
+        self.note_absent(key, reason)
+
+    def expire(self, now: float, limit: int = 1_000) -> tuple[Key, ...]:
+        """Remove what is past its life, at most `limit` entries: nobody needs to ask for them."""
+        expired: list[Key] = []
+        heap = self._expiry
+        while heap and heap[0][0] <= now and len(expired) < limit:
+            due_at, key = heapq.heappop(heap)
+            record = self._records.get(key)
+            if record is not None and record.expires_at + self.stale_s <= due_at:
+                self.remove(key, "expired")
+                expired.append(key)
+        return tuple(expired)
+
+    def invalidate(self, what: Invalidation, now: float, *, dry_run: bool) -> Removed:
+        """Remove every entry that matches, and refuse those still being computed."""
+        matching = tuple(key for key, record in self._records.items() if _matches(what, key, record))
+        size_bytes = sum(self._records[key].size_bytes for key in matching)
+        if not dry_run:
+            for key in matching:
+                self.remove(key, "invalidated")
+            self._remember(what, now)
+        return Removed(matching, size_bytes)
+
+    def records(self) -> Iterator[tuple[Key, Record]]:
+        """All entries, in no particular order."""
+        return iter(self._records.items())
+
+    def _why_refused(self, key: Key, record: Record, asked_at: float, now: float) -> str:
+        if record.size_bytes > self.budget_bytes or self.budget_entries < 1:
+            return "larger-than-cache"
+        if asked_at <= self._forgotten_before or any(
+            asked_at <= at and _matches(what, key, record) for at, what in self._invalidations
+        ):
+            return "invalidated"
+        has_room = key in self._records or self._fits(record)
+        victim = None if has_room else self._eviction.victim(now)
+        return "" if self._admission.admit(key, victim, now) else "not-admitted"
+
+    def _fits(self, record: Record) -> bool:
+        return (
+            len(self._records) < self.budget_entries
+            and self.size_bytes + record.size_bytes <= self.budget_bytes
+        )
+
+    def _take_out(self, key: Key) -> None:
+        record = self._records.pop(key)
+        self.size_bytes -= record.size_bytes
+        self._eviction.remove(key)
+
+    def _schedule_expiry(self, key: Key, record: Record) -> None:
+        if len(self._expiry) > 2 * len(self._records) + 1_000:
+            # Overwritten and evicted entries leave their old lines behind.
+            self._expiry = [
+                (entry.expires_at + self.stale_s, name) for name, entry in self._records.items()
+            ]
+            heapq.heapify(self._expiry)
+        else:
+            heapq.heappush(self._expiry, (record.expires_at + self.stale_s, key))
+
+    def _remember(self, what: Invalidation, now: float) -> None:
+        self._invalidations.append((now, what))
+        if len(self._invalidations) > _INVALIDATIONS:
+            # Whoever was asked before the forgotten one may have matched it: none is kept.
+            self._forgotten_before, _ = self._invalidations.popleft()
+
+
+def _matches(what: Invalidation, key: Key, record: Record) -> bool:
+    if what.model is not None and record.model != what.model:
+        return False
+    if what.namespace is not None and record.namespace != what.namespace:
+        return False
+    if what.tenant is not None and record.tenant != what.tenant:
+        return False
+    named = key in what.keys or not what.tags.isdisjoint(record.tags)
+    return named or not (what.keys or what.tags)

@@ -1,0 +1,167 @@
+"""What was spent and saved, by layer, tenant and provenance; it balances to a residual of zero.
+
+Money is a whole number of picodollars and time a whole number of nanoseconds, so that sums are
+exact: paid + saved by us + saved by the provider = the price without us, to the last unit.
+(A "dollar" is whatever currency the operator's prices are in.)
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from preheat.core.types import Usage
+
+PICO: Final = 10**12
+NANO: Final = 10**9
+_ACCOUNTS: Final = 4_096
+_OTHER: Final = "(other)"
+
+Layer = Literal["exact", "join", "forward"]
+
+
+class Price(msgspec.Struct, frozen=True):
+    """Picodollars per token. A price per million tokens of 0.15 is 150,000 picodollars a token."""
+
+    input: int = 0
+    cached_input: int = 0
+    output: int = 0
+
+    @classmethod
+    def per_million(cls, input: float, cached_input: float, output: float) -> "Price":
+        """From prices per million tokens, as providers publish them."""
+        return cls(*(round(price * PICO / 10**6) for price in (input, cached_input, output)))
+
+    def gross(self, usage: Usage) -> int:
+        """The list price: what the tokens cost where nobody caches anything."""
+        return usage.input_tokens * self.input + usage.output_tokens * self.output
+
+    def net(self, usage: Usage) -> int:
+        """What the provider asks, its own prompt cache taken into account."""
+        fresh_tokens = usage.input_tokens - usage.cached_tokens
+        return (
+            fresh_tokens * self.input
+            + usage.cached_tokens * self.cached_input
+            + usage.output_tokens * self.output
+        )
+
+    def discount(self, usage: Usage) -> int:
+        """What the provider's prompt cache took off."""
+        return usage.cached_tokens * (self.input - self.cached_input)
+
+
+class Account(msgspec.Struct, gc=False):
+    """The sums of one (tenant, model, layer, reason).
+
+    `unpriced` counts answers whose engine reported no usage: they are in no sum of money.
+    Seconds saved are the measured service seconds of the stored answer (`basis=measured`).
+    """
+
+    requests: int = 0
+    unpriced: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    paid: int = 0
+    saved_by_us: int = 0
+    saved_by_provider: int = 0
+    price_without_us: int = 0
+    paid_ns: int = 0
+    saved_by_us_ns: int = 0
+
+    @property
+    def residual(self) -> int:
+        """What the books can't explain; always 0."""
+        return self.price_without_us - self.paid - self.saved_by_us - self.saved_by_provider
+
+    def add(self, other: "Account") -> None:
+        """Add the other account's sums to these."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+AccountName = tuple[str, str, str, str]
+"""(tenant, model, layer, reason)"""
+
+
+class Ledger:
+    """The accounts. Clients choose the models' names, so their number is bounded."""
+
+    def __init__(self, prices: Mapping[str, Price]) -> None:
+        self._prices = prices
+        self._accounts: dict[AccountName, Account] = {}
+
+    def price(self, model: str) -> Price:
+        """The price of a model's tokens; nothing where the operator set none."""
+        return self._prices.get(model, _FREE)
+
+    def book_forward(
+        self, tenant: str, model: str, reason: str, usage: Usage | None, service_s: float
+    ) -> None:
+        """An engine computed an answer."""
+        account = self._account(tenant, model, "forward", reason)
+        account.requests += 1
+        account.paid_ns += round(service_s * NANO)
+        if usage is None:
+            account.unpriced += 1
+            return
+        price = self.price(model)
+        _count_tokens(account, usage)
+        account.paid += price.net(usage)
+        account.saved_by_provider += price.discount(usage)
+        account.price_without_us += price.gross(usage)
+
+    def book_saved(
+        self,
+        tenant: str,
+        model: str,
+        layer: Layer,
+        usage: Usage | None,
+        paid: int,
+        saved_by_provider: int,
+        service_s: float,
+    ) -> None:
+        """An answer was had without an engine.
+
+        We saved what its first asking cost. What the provider's own cache took off then it
+        would have taken off again: that stays the provider's.
+        """
+        account = self._account(tenant, model, layer, layer)
+        account.requests += 1
+        account.saved_by_us_ns += int(service_s * NANO)
+        if usage is None:
+            account.unpriced += 1
+            return
+        _count_tokens(account, usage)
+        account.saved_by_us += paid
+        account.saved_by_provider += saved_by_provider
+        account.price_without_us += self.price(model).gross(usage)
+
+    def accounts(self) -> Iterator[tuple[AccountName, Account]]:
+        """Every account with its name."""
+        return iter(self._accounts.items())
+
+    def total(self) -> Account:
+        """The sum over all accounts."""
+        total = Account()
+        for account in self._accounts.values():
+            total.add(account)
+        return total
+
+    def _account(self, tenant: str, model: str, layer: str, reason: str) -> Account:
+        name = (tenant, model, layer, reason)
+        account = self._accounts.get(name)
+        if account is None:
+            if len(self._accounts) >= _ACCOUNTS and model not in self._prices:
+                name = (tenant, _OTHER, layer, reason)
+            account = self._accounts.setdefault(name, Account())
+        return account
+
+
+def _count_tokens(account: Account, usage: Usage) -> None:
+    account.input_tokens += usage.input_tokens
+    account.output_tokens += usage.output_tokens
+    account.cached_tokens += usage.cached_tokens
+
+
+_FREE: Final = Price()

@@ -1,0 +1,172 @@
+"""The nouns and the decisions: frozen values that pass between the core and its drivers.
+
+Records are `msgspec.Struct`s with `gc=False`: they hold no cycles, and an L1 of a hundred
+thousand tracked objects would cost a full collection tens of milliseconds.
+"""
+
+from typing import Final, Literal, NewType
+
+import msgspec
+
+Key = NewType("Key", bytes)
+"""128 bits: the name of a cached response."""
+
+Check = NewType("Check", bytes)
+"""256 bits, independent of the key, compared on every hit: two requests never share an answer
+because their keys happen to collide."""
+
+RequestId = NewType("RequestId", str)
+
+FOREVER: Final = 2**31
+"""Seconds; RFC 9111 section 1.2.2 takes a larger delta-seconds for this one."""
+
+
+class Ask(msgspec.Struct, frozen=True, gc=False):
+    """What a body asks for: everything the core may know of it. Memoised, so never per request.
+
+    `bypass` names the reason why the answer must be neither looked up nor stored, or is empty.
+    `stream` and `include_usage` shape the reply only; they aren't part of the key.
+    `has_stream_options` says whether the body has that field at all.
+    """
+
+    key: Key
+    check: Check
+    model: str
+    sampled: bool = False
+    stream: bool = False
+    include_usage: bool = False
+    has_stream_options: bool = False
+    bypass: str = ""
+
+
+class Want(msgspec.Struct, frozen=True, gc=False):
+    """What the headers want of the cache: RFC 9111 request directives and `X-Preheat-*`.
+
+    Seconds throughout. `max_age_s` limits an entry's age, `max_stale_s` how long past its
+    expiry it may be, `min_fresh_s` how long it must still live.
+    """
+
+    no_cache: bool = False
+    no_store: bool = False
+    only_if_cached: bool = False
+    max_age_s: float = FOREVER
+    max_stale_s: float = 0.0
+    min_fresh_s: float = 0.0
+    ttl_s: float | None = None
+    tags: tuple[str, ...] = ()
+    session: str = ""
+    session_state: Literal["", "open", "tool", "over"] = ""
+    priority: int = 0
+    slo_ttft_s: float | None = None
+    semantic: Literal["", "off", "shadow", "on"] = ""
+
+
+NOTHING_SPECIAL: Final = Want()
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """One request as the core sees it; its body stays with the driver."""
+
+    id: RequestId
+    tenant: str
+    namespace: str
+    ask: Ask
+    want: Want = NOTHING_SPECIAL
+
+
+class Usage(msgspec.Struct, frozen=True, gc=False):
+    """Tokens of one answer as its engine counted them.
+
+    `cached_tokens` is the part of `input_tokens` that the engine's own cache had.
+    """
+
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+
+
+class Outcome(msgspec.Struct, frozen=True, gc=False):
+    """What came of one engine call. `unstorable` names the reason it may not be kept, or is empty.
+
+    `asked_at` is when the call began: an invalidation after that moment forbids keeping it.
+    `service_s` is measured from there to the last byte. `joined` are the followers it served.
+    """
+
+    request: Request
+    asked_at: float
+    service_s: float
+    size_bytes: int = 0
+    usage: Usage | None = None
+    unstorable: str = ""
+    joined: tuple[Request, ...] = ()
+
+
+# Decisions -----------------------------------------------------------------------------------
+
+
+class Hit(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Answer from L1, under this key (a variant's key may differ from the request's)."""
+
+    key: Key
+    age_s: float
+    ttl_s: float
+
+
+class Join(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Listen to the flight that the leader, an equal request, has started."""
+
+    leader: RequestId
+
+
+class Forward(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Start a flight. `fwd` and `reason` are what RFC 9211's Cache-Status shall say."""
+
+    fwd: Literal["miss", "bypass", "stale", "request"]
+    reason: str
+    joinable: bool
+
+
+class Reject(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Refuse, with an HTTP status and a word for the reason."""
+
+    status: int
+    reason: str
+
+
+Decision = Hit | Join | Forward | Reject
+
+
+# Effects -------------------------------------------------------------------------------------
+
+
+class Keep(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Store the answer under `key`, and delete the evicted ones."""
+
+    key: Key
+    evict: tuple[Key, ...] = ()
+
+
+class Drop(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Don't store the answer; `reason` says why not."""
+
+    reason: str
+
+
+Effects = Keep | Drop
+
+
+class Invalidation(msgspec.Struct, frozen=True):
+    """Which entries to forget: those that match every field that is given (keys, tags: any one)."""
+
+    keys: frozenset[Key] = frozenset()
+    tags: frozenset[str] = frozenset()
+    model: str | None = None
+    namespace: str | None = None
+    tenant: str | None = None
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """What an invalidation found; with a dry run nothing of it was removed."""
+
+    keys: tuple[Key, ...]
+    size_bytes: int

@@ -1,0 +1,42 @@
+"""The kinds of software that serve models, one dialect a file.
+
+To add one: a new file here and one line in `ENGINES` (docs/adding-a-policy.md). Values are
+"module:class", imported when chosen, so that a missing optional package matters only then.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from preheat.transport.client import Response
+
+
+class Engine(Protocol):
+    """One upstream behind an address."""
+
+    name: str
+    inject_usage: bool
+
+    async def start(self) -> None:
+        """Make it ready. Raises EngineError where it can't be."""
+
+    async def send(
+        self,
+        method: bytes,
+        path: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+    ) -> Response:
+        """Ask; `path` is what comes after `/v1`, with its query. Raises EngineError."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests have a chance."""
+
+    async def aclose(self) -> None:
+        """End connections and processes."""
+
+
+ENGINES: Final[Mapping[str, str]] = {
+    "embedded": "preheat.engines.embedded:Embedded",
+    "openai": "preheat.engines.openai:OpenAi",
+}

@@ -1,0 +1,66 @@
+"""Every exception Preheat raises. The branch says whose fault it is, and that decides the answer.
+
+```
+PreheatError
+├── ConfigError          the operator: raised at start only, exit code 1
+├── RequestError         the client: an HTTP 4xx (or 501, 504 for only-if-cached)
+└── UpstreamError        what Preheat depends on
+    └── EngineError      502, 503 or 504
+```
+"""
+
+from typing import Final
+
+
+class PreheatError(Exception):
+    """The root of the tree; never raised itself."""
+
+
+class ConfigError(PreheatError):
+    """The operator's settings can't work: says which key, what was found and what to do."""
+
+
+class RequestError(PreheatError):
+    """The client's request can't be answered.
+
+    `code` is a stable word from docs/errors.md, `param` the field or header at fault.
+    The message never quotes request text.
+    """
+
+    def __init__(self, message: str, *, status: int, code: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+
+class UpstreamError(PreheatError):
+    """Something Preheat depends on failed."""
+
+
+class EngineError(UpstreamError):
+    """An engine gave no (complete) answer.
+
+    `kind` is a stable word from docs/errors.md. `before_first_byte` tells whether nothing of
+    the answer had arrived yet, so that asking again can't show a client two beginnings.
+    """
+
+    def __init__(self, message: str, *, kind: str, before_first_byte: bool = True) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.before_first_byte = before_first_byte
+
+    @property
+    def status(self) -> int:
+        """The HTTP status a client gets for it."""
+        return _STATUS_OF_KIND.get(self.kind, 502)
+
+
+_STATUS_OF_KIND: Final = {
+    "breaker-open": 503,
+    "queue": 503,
+    "start": 503,
+    "timeout-connect": 504,
+    "timeout-first-byte": 504,
+    "timeout-idle": 504,
+}

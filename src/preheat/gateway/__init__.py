@@ -1,0 +1,1 @@
+"""The driver that serves: sockets, tasks, cancellation, time. It decides nothing."""

@@ -1,0 +1,265 @@
+"""Health, metrics and the admin routes: an ordinary ASGI application."""
+
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from preheat.config import Settings
+from preheat.core.controller import Controller
+from preheat.core.inventory import Inventory
+from preheat.core.ledger import NANO, Account, Ledger
+from preheat.core.stats import Counters, by_layer, hit_ratios, rows
+from preheat.core.types import Invalidation, Key
+from preheat.gateway.openapi import document
+from preheat.telemetry.logs import Log
+from preheat.telemetry.metrics import CONTENT_TYPE, Metrics
+from preheat.wire.openai import error_body
+
+_SHOWN_ENTRIES: Final = 1_000
+_MAX_KEYS: Final = 10_000
+_MAX_TAGS: Final = 1_000
+_LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of an invalidation."""
+
+    keys: list[str] = []
+    tags: list[str] = []
+    model: str | None = None
+    namespace: str | None = None
+    tenant: str | None = None
+    dry_run: bool = False
+
+
+class AdminApp:
+    """Builds the application; what it shows is read when it is asked for."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        api_key: str,
+        controller: Controller,
+        inventory: Inventory,
+        ledger: Ledger,
+        counters: Counters,
+        metrics: Metrics,
+        log: Log,
+        *,
+        is_ready: Callable[[], bool],
+        clock: Callable[[], float],
+        forget: Callable[[tuple[Key, ...]], None],
+    ) -> None:
+        self._settings = settings
+        self._api_key = api_key.encode()
+        self._controller = controller
+        self._inventory = inventory
+        self._ledger = ledger
+        self._counters = counters
+        self._metrics = metrics
+        self._log = log
+        self._is_ready = is_ready
+        self._clock = clock
+        self._forget = forget
+        self.routes: Final = [
+            Route("/healthz", self._health),
+            Route("/readyz", self._ready),
+            Route("/metrics", self._show_metrics),
+            Route("/preheat/v1/stats", self._stats),
+            Route("/preheat/v1/ledger", self._show_ledger),
+            Route("/preheat/v1/config", self._config),
+            Route("/preheat/v1/openapi.json", self._openapi),
+            Route("/preheat/v1/invalidate", self._invalidate, methods=["POST"]),
+        ]
+        self.app = Starlette(
+            routes=self.routes, exception_handlers={HTTPException: _http_error}
+        )
+
+    async def _health(self, request: Request) -> Response:
+        return Response("ok\n", media_type="text/plain")
+
+    async def _ready(self, request: Request) -> Response:
+        if self._is_ready():
+            return Response("ready\n", media_type="text/plain")
+        return Response("not ready\n", status_code=503, media_type="text/plain")
+
+    async def _show_metrics(self, request: Request) -> Response:
+        if not self._settings.telemetry.open_metrics:
+            self._guard(request)
+        return Response(self._metrics.render(), media_type=CONTENT_TYPE)
+
+    async def _stats(self, request: Request) -> Response:
+        self._guard(request)
+        counters, inventory = self._counters, self._inventory
+        return _json(
+            {
+                "hit_ratio": hit_ratios(self._ledger),
+                "answers": {
+                    f"{layer}/{reason}": account.requests
+                    for (layer, reason), account in sorted(by_layer(self._ledger).items())
+                },
+                "l1": {
+                    "bytes": inventory.size_bytes,
+                    "entries": len(inventory),
+                    "budget_bytes": inventory.budget_bytes,
+                    "budget_entries": inventory.budget_entries,
+                    "stored": counters.stored,
+                    "evicted": counters.evicted,
+                    "expired": counters.expired,
+                    "invalidated": counters.invalidated,
+                    "not_stored": counters.dropped,
+                },
+                "sampled_repeats": counters.sampled_repeats,
+                "refused": counters.refused,
+                "engine_errors": counters.engine_errors,
+                "seconds": {
+                    layer: {"count": histogram.count, "sum_s": histogram.sum_s}
+                    for layer, histogram in counters.latency.items()
+                },
+            }
+        )
+
+    async def _show_ledger(self, request: Request) -> Response:
+        self._guard(request)
+        return _json(
+            {
+                "unit": "picodollar",
+                "basis_of_seconds": "measured",
+                **_sums(self._ledger.total()),
+                "rows": [
+                    {"tenant": tenant, "model": model, "layer": layer, "reason": reason, "detail": reason}
+                    | _sums(account)
+                    for (tenant, model, layer, reason), account in rows(self._ledger)
+                ],
+            }
+        )
+
+    async def _config(self, request: Request) -> Response:
+        self._guard(request)
+        return _json(self._settings)
+
+    async def _openapi(self, request: Request) -> Response:
+        self._guard(request)
+        return _json(document())
+
+    async def _invalidate(self, request: Request) -> Response:
+        self._guard(request)
+        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+            raise HTTPException(415, "send it as application/json")
+        what, dry_run = _wanted(await request.body())
+        removed = self._controller.on_invalidate(what, self._clock(), dry_run=dry_run)
+        if not dry_run:
+            self._forget(removed.keys)
+        audit_id = secrets.token_hex(8)
+        self._log.event(
+            "invalidate",
+            audit_id=audit_id,
+            by=request.client.host if request.client else "",
+            keys=len(what.keys),
+            tags=sorted(what.tags),
+            model=what.model,
+            namespace=what.namespace,
+            tenant=what.tenant,
+            dry_run=dry_run,
+            matched=len(removed.keys),
+            size_bytes=removed.size_bytes,
+        )
+        return _json(
+            {
+                "matched": len(removed.keys),
+                "entries": [key.hex() for key in removed.keys[:_SHOWN_ENTRIES]],
+                "size_bytes": removed.size_bytes,
+                "dry_run": dry_run,
+                "audit_id": audit_id,
+            }
+        )
+
+    def _guard(self, request: Request) -> None:
+        """The admin key; without one configured, only programs on this machine get in."""
+        if self._api_key:
+            sent = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+            if not hmac.compare_digest(sent.encode(), self._api_key):
+                raise HTTPException(401, "the admin routes need the admin key as 'Bearer KEY'")
+            return
+        if not _is_local(request):
+            raise HTTPException(
+                403, "without admin.api_key_env the admin routes answer this machine only"
+            )
+
+
+def _is_local(request: Request) -> bool:
+    """From this machine, and not a web page's doing: a page can send requests to loopback too, but
+    it bears its own Origin, or a Host that was made to resolve to here."""
+    try:
+        is_loopback = ipaddress.ip_address(request.client.host if request.client else "").is_loopback
+    except ValueError:
+        is_loopback = False
+    host = request.headers.get("host", "")
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    return is_loopback and name in _LOCAL_HOSTS and "origin" not in request.headers
+
+
+def _wanted(body: bytes) -> tuple[Invalidation, bool]:
+    try:
+        wanted = msgspec.json.decode(body, type=_Wanted)
+        keys = frozenset(Key(bytes.fromhex(key)) for key in wanted.keys)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise HTTPException(
+            400, "expected {keys, tags, model, namespace, tenant, dry_run}; keys are 32 hex digits"
+        ) from None
+    if any(len(key) != 16 for key in keys):
+        raise HTTPException(400, "keys are 32 hex digits, as Cache-Status shows them")
+    if len(wanted.keys) > _MAX_KEYS or len(wanted.tags) > _MAX_TAGS:
+        raise HTTPException(400, f"at most {_MAX_KEYS} keys and {_MAX_TAGS} tags at once")
+    what = Invalidation(
+        keys, frozenset(wanted.tags), wanted.model, wanted.namespace, wanted.tenant
+    )
+    if what == Invalidation():
+        raise HTTPException(400, "name at least one of keys, tags, model, namespace, tenant")
+    return what, wanted.dry_run
+
+
+def _sums(account: Account) -> dict[str, Any]:
+    return {
+        "requests": account.requests,
+        "unpriced": account.unpriced,
+        "input_tokens": account.input_tokens,
+        "output_tokens": account.output_tokens,
+        "cached_tokens": account.cached_tokens,
+        "paid": account.paid,
+        "saved_by_us": account.saved_by_us,
+        "saved_by_provider": account.saved_by_provider,
+        "price_without_us": account.price_without_us,
+        "residual": account.residual,
+        "paid_s": account.paid_ns / NANO,
+        "saved_by_us_s": account.saved_by_us_ns / NANO,
+    }
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kind = "authentication_error" if error.status_code == 401 else "invalid_request_error"
+    code = {
+        401: "invalid-admin-key",
+        403: "admin-forbidden",
+        404: "not-found",
+        405: "method-not-allowed",
+        415: "unsupported-type",
+    }.get(error.status_code, "invalid-body")
+    body = error_body(error.detail, kind=kind, code=code)
+    return Response(
+        body, error.status_code, media_type="application/json", headers=dict(error.headers or {})
+    )

@@ -1,0 +1,553 @@
+"""An engine call is a task of its own, a flight; clients only listen to it.
+
+So a client that leaves harms nobody else, an equal request can join from the first chunk, and
+what one of them paid for all of them get.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from preheat.core.types import Request, RequestId, Usage
+from preheat.engines import Engine
+from preheat.errors import EngineError
+from preheat.gateway import heads
+from preheat.gateway.upstreams import header_of, passed_response_headers
+from preheat.transport.client import Response
+from preheat.transport.server import Exchange
+from preheat.wire import openai
+from preheat.wire.sse import EventTooLargeError, SseDecoder, data_of
+
+BUFFER_BYTES: Final = 8_388_608
+_DOWN: Final = frozenset({502, 503, 504})
+_FALLBACK_KINDS: Final = frozenset(
+    {"connect", "tls", "start", "breaker-open", "queue", "reset"}
+    | {"timeout-connect", "timeout-first-byte", "timeout-idle"}
+)
+
+
+class Call:
+    """What a flight asks of which engine."""
+
+    __slots__ = ("body", "dialect", "engine", "headers", "is_usage_injected", "path")
+
+    def __init__(
+        self,
+        engine: Engine,
+        path: bytes,
+        headers: list[tuple[bytes, bytes]],
+        body: bytes,
+        dialect: openai.Dialect,
+        is_usage_injected: bool,
+    ) -> None:
+        self.engine = engine
+        self.path = path
+        self.headers = headers
+        self.body = body
+        self.dialect = dialect
+        self.is_usage_injected = is_usage_injected
+
+
+class Piece:
+    """One event of a stream: its bytes, and its chunk where it is one."""
+
+    __slots__ = ("_rest", "chunk", "is_done", "raw")
+
+    def __init__(self, raw: bytes, chunk: dict[str, Any] | None, is_done: bool) -> None:
+        self.raw = raw
+        self.chunk = chunk
+        self.is_done = is_done
+        self._rest: bytes | None = None
+
+    @property
+    def is_usage(self) -> bool:
+        """Whether it is the chunk that only tells usage."""
+        chunk = self.chunk
+        return chunk is not None and bool(chunk.get("usage")) and not chunk.get("choices")
+
+    def rest(self) -> bytes:
+        """The chunk without its first brace, id, time and usage; made once for all listeners."""
+        if self._rest is None:
+            chunk = self.chunk or {}
+            dropped = ("id", "created") if self.is_usage else ("id", "created", "usage")
+            self._rest = openai.encode({k: v for k, v in chunk.items() if k not in dropped})[1:]
+        return self._rest
+
+
+class Listener:
+    """One client of a flight: in which form it wants the answer, and how far it has got."""
+
+    __slots__ = (
+        "cache_status",
+        "created",
+        "exchange",
+        "is_leader",
+        "name",
+        "position",
+        "request",
+        "started_at",
+    )
+
+    def __init__(
+        self, exchange: Exchange, request: Request, name: bytes, cache_status: str, started_at: float
+    ) -> None:
+        self.exchange = exchange
+        self.request = request
+        self.name = name  # the id that its answer bears
+        self.cache_status = cache_status
+        self.started_at = started_at
+        self.is_leader = True
+        self.position = 0
+        self.created = 0
+
+    def take(self, piece: Piece, call: Call) -> None:
+        """Send it this event, in the form it asked for."""
+        ask = self.request.ask
+        if piece.is_usage and not ask.include_usage:
+            return
+        if self.is_leader and not (call.is_usage_injected and piece.chunk and "usage" in piece.chunk):
+            self.exchange.write(piece.raw)
+        elif piece.is_done:
+            self.exchange.write(piece.raw)
+        elif piece.chunk is not None:
+            if self.is_leader:
+                chunk = {k: v for k, v in piece.chunk.items() if k != "usage"}
+                self.exchange.write(b"data: %b\n\n" % openai.encode(chunk))
+            else:
+                self.exchange.write(openai.event(piece.rest(), self.name, self.created))
+
+
+class Flight:
+    """One engine call and everyone who listens.
+
+    It buffers up to 8 MiB, so that an equal request can join from the first chunk; past that it
+    takes no joins and isn't stored. The fastest listener paces it; who is slower than the
+    buffer is cut off.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        leader: Listener,
+        *,
+        generation: int,
+        fallback: str,
+        on_answer: Callable[["Flight"], None],
+        on_failure: Callable[["Flight", EngineError | None], None],
+        on_overflow: Callable[["Flight"], None],
+        on_orphan: Callable[["Flight", Listener], None],
+        on_served: Callable[["Flight", Listener], None],
+        on_bug: Callable[[Exception], None],
+    ) -> None:
+        self.call = call
+        self.request = leader.request
+        self.generation = generation
+        self.asked_at = time.monotonic()
+        self.ended_at = 0.0
+        self.answer: openai.Answer | None = None
+        self.usage: Usage | None = None
+        self.unstorable = ""
+        self.status = 0
+        self.listeners: list[Listener] = []
+        self.task: asyncio.Task[None] | None = None
+        self._on_answer = on_answer
+        self._on_failure = on_failure
+        self._on_overflow = on_overflow
+        self._on_orphan = on_orphan
+        self._on_served = on_served
+        self._on_bug = on_bug
+        self._fallback = fallback
+        self._head = b""
+        self._pieces: deque[Piece] = deque()
+        self._first = 0
+        self._buffered_bytes = 0
+        self._assembler: openai.Assembler | None = openai.Assembler(call.dialect)
+        self._is_event_stream = False
+        self._is_handing_on = False
+        self._is_overflown = False
+        self._is_ended = False
+        self._has_content = False
+        self._caught_up: asyncio.Future[None] | None = None
+        self.add(leader, is_leader=True)
+
+    # listeners
+
+    def add(self, listener: Listener, *, is_leader: bool = False) -> None:
+        """Listen from the first chunk on."""
+        listener.is_leader = is_leader
+        listener.position = 0
+        self.listeners.append(listener)
+        exchange = listener.exchange
+        exchange.on_gone = lambda: self._leave(listener)
+        exchange.on_writable = lambda: self._pump(listener)
+        self._pump(listener)
+
+    @property
+    def joined(self) -> tuple[Request, ...]:
+        """The followers that are still here."""
+        return tuple(one.request for one in self.listeners if not one.is_leader)
+
+    def _leave(self, listener: Listener) -> None:
+        self.listeners.remove(listener)
+        if not self.listeners and self.task is not None and not self._is_ended:
+            self.task.cancel()
+        self._release_pace()
+
+    def _done(self, listener: Listener) -> None:
+        if listener in self.listeners:
+            self.listeners.remove(listener)
+        listener.exchange.on_gone = listener.exchange.on_writable = None
+        self._on_served(self, listener)
+
+    # the call
+
+    async def run(self) -> None:
+        """Ask the engine and hand on what it says, to the end."""
+        response: Response | None = None
+        try:
+            call = self.call
+            response = await call.engine.send(b"POST", call.path, call.headers, call.body)
+            await self._relay(response)
+        except EngineError as error:
+            self._failed(error)
+        except asyncio.CancelledError:
+            if not self._is_ended:
+                self._is_ended = True
+                self._on_failure(self, None)
+            raise
+        except Exception as bug:  # the edge of a request: whatever it is, nobody waits for ever
+            self._on_bug(bug)
+            self._failed(EngineError("Preheat has failed on this answer", kind="internal"))
+        finally:
+            if response is not None:
+                response.close()
+            self._assembler = None
+
+    async def _relay(self, response: Response) -> None:
+        self.status = response.status
+        self._head = passed_response_headers(response)
+        content_type = header_of(response, b"content-type").lower()
+        if header_of(response, b"content-encoding") not in {b"", b"identity"}:
+            raise EngineError("the engine compressed its answer unasked", kind="protocol")
+        if response.status != 200:
+            self._refused(response.status, await response.read(BUFFER_BYTES))
+        elif content_type.startswith(b"text/event-stream"):
+            await self._relay_stream(response)
+        else:
+            await self._relay_whole(response)
+
+    def _refused(self, status: int, body: bytes) -> None:
+        """The engine answered, but not with an answer: the leader's; followers ask once more."""
+        self._is_ended = True
+        self._on_failure(self, None)
+        for listener in tuple(self.listeners):
+            if not listener.is_leader and self.generation == 0:
+                self._orphan(listener)
+            elif self._fallback and status in _DOWN:
+                self._tell_failure(listener, EngineError("the engine is down", kind="connect"))
+            else:
+                head = self._head if listener.is_leader else heads.JSON
+                lines = heads.status_line(status) + head + self._our_lines(listener)
+                listener.exchange.reply(lines, body)
+                self._done(listener)
+
+    def _failed(self, error: EngineError) -> None:
+        """No answer, or half of one."""
+        self._is_ended = True
+        self._on_failure(self, error)
+        for listener in tuple(self.listeners):
+            if listener.exchange.is_started:
+                self._break_off(listener, error)
+            elif listener.is_leader or self.generation > 0:
+                self._tell_failure(listener, error)
+            else:
+                self._orphan(listener)
+
+    def _break_off(self, listener: Listener, error: EngineError) -> None:
+        """The status line is long gone: say it in an event, and never send the end."""
+        if self._is_event_stream:
+            said = openai.error_body(str(error), kind="upstream_error", code=f"engine-{error.kind}")
+            listener.exchange.write(b"data: %b\n\n" % said)
+        listener.exchange.cut()
+        self._done(listener)
+
+    def _tell_failure(self, listener: Listener, error: EngineError) -> None:
+        """An error's status, or the operator's words where there are some."""
+        exchange, ask = listener.exchange, listener.request.ask
+        if not self._fallback or error.kind not in _FALLBACK_KINDS:
+            exchange.reply(*heads.engine_error(error, listener.request.id))
+        else:
+            dialect, created = self.call.dialect, int(time.time())
+            said = openai.fallback_body(dialect, ask.model, self._fallback)
+            answer = openai.answer_of(said)
+            kind = heads.EVENTS if ask.stream else heads.JSON
+            lines = heads.forwarded(
+                "fwd=bypass; detail=fallback", listener.request.id, self.call.engine.name, None
+            )
+            body = (
+                openai.stream(answer, dialect, listener.name, created, include_usage=False)
+                if ask.stream
+                else openai.whole(answer, listener.name, created)
+            )
+            exchange.reply(heads.status_line(200) + kind + lines, body)
+        self._done(listener)
+
+    def _orphan(self, listener: Listener) -> None:
+        self.listeners.remove(listener)
+        listener.exchange.on_gone = listener.exchange.on_writable = None
+        self._on_orphan(self, listener)
+
+    # a whole body
+
+    async def _relay_whole(self, response: Response) -> None:
+        body = bytearray()
+        async for part in response:
+            body += part
+            if len(body) > BUFFER_BYTES:
+                await self._overflow_whole(response, bytes(body))
+                return
+        self._end_whole(bytes(body))
+
+    def _end_whole(self, body: bytes) -> None:
+        try:
+            fields = openai.decode(body)
+            self.answer = openai.answer_of(fields)
+            self.usage = openai.usage_of(fields.get("usage"))
+            self.unstorable = openai.why_incomplete(fields)
+        except ValueError:
+            self.unstorable = "not-json"
+        self._end()
+        for listener in tuple(self.listeners):
+            self._send_whole(listener, body)
+            self._done(listener)
+
+    def _send_whole(self, listener: Listener, body: bytes) -> None:
+        answer, ask = self.answer, listener.request.ask
+        created = int(time.time())
+        head = heads.JSON
+        if answer is not None and ask.stream and not self.unstorable.startswith("no-choices"):
+            head = heads.EVENTS
+            body = openai.stream(answer, self.call.dialect, listener.name, created, ask.include_usage)
+        elif answer is not None and not listener.is_leader:
+            body = openai.whole(answer, listener.name, created)
+        elif listener.is_leader:
+            head = self._head
+        listener.exchange.reply(heads.status_line(200) + head + self._our_lines(listener), body)
+
+    async def _overflow_whole(self, response: Response, start: bytes) -> None:
+        """Too large to keep: it goes through as it comes, to those who want it as it is."""
+        self._overflow()
+        for listener in tuple(self.listeners):
+            listener.exchange.begin(heads.status_line(200) + self._head + self._our_lines(listener))
+        self._is_handing_on = True
+        self._push(Piece(start, None, False))
+        await self._pace()
+        async for part in response:
+            self._push(Piece(part, None, False))
+            await self._pace()
+        self._end()
+        self._finish_streams()
+
+    # a stream
+
+    async def _relay_stream(self, response: Response) -> None:
+        decoder = SseDecoder(BUFFER_BYTES)
+        self._is_event_stream = self._is_handing_on = True
+        async for part in response:
+            try:
+                blocks = decoder.feed(part)
+            except EventTooLargeError:
+                raise EngineError(
+                    "the engine sent an event larger than 8 MiB",
+                    kind="protocol",
+                    before_first_byte=False,
+                ) from None
+            for block in blocks:
+                self._take_block(block)
+            if blocks and not self._is_ended:
+                await self._pace()
+        if not self._is_ended:
+            raise EngineError(
+                "the engine's stream ended without [DONE]", kind="reset", before_first_byte=False
+            )
+
+    def _take_block(self, block: bytes) -> None:
+        if self._is_ended:
+            return  # bytes after [DONE] are nobody's
+        data = data_of(block)
+        if data == openai.DONE:
+            self._end_stream(Piece(block, None, True))
+            return
+        chunk: dict[str, Any] | None = None
+        if data is not None:
+            try:
+                chunk = openai.decode(data)
+                if "error" in chunk:
+                    self._take_error()
+                elif self._assembler is not None:
+                    self._assembler.feed(chunk)
+                self._has_content = True
+            except ValueError:
+                self.unstorable = self.unstorable or "bad-chunk"
+        self._push(Piece(block, chunk, False))
+
+    def _take_error(self) -> None:
+        """An engine that fails after its status line says so in an event."""
+        self.unstorable = "error-event"
+        if not self._has_content and self.generation == 0:
+            for listener in tuple(self.listeners):
+                if not listener.is_leader:
+                    self._orphan(listener)
+
+    def _end_stream(self, last: Piece) -> None:
+        assembler = self._assembler
+        if assembler is not None:
+            assembler.end()
+            self.usage = assembler.usage
+            self.unstorable = self.unstorable or assembler.why_incomplete()
+            if self.unstorable != "no-choices":
+                self.answer = assembler.answer()
+        self._end()
+        self._push(last)
+        self._finish_streams()
+        for listener in tuple(self.listeners):
+            if not listener.request.ask.stream and not self._is_overflown:
+                self._send_assembled(listener)
+
+    def _send_assembled(self, listener: Listener) -> None:
+        if self.answer is None or self.unstorable == "error-event":
+            error = EngineError("the engine's stream held no answer", kind="protocol")
+            self._tell_failure(listener, error)
+            return
+        body = openai.whole(self.answer, listener.name, int(time.time()))
+        listener.exchange.reply(heads.status_line(200) + heads.JSON + self._our_lines(listener), body)
+        self._done(listener)
+
+    # the buffer
+
+    def _push(self, piece: Piece) -> None:
+        self._pieces.append(piece)
+        self._buffered_bytes += len(piece.raw)
+        if self._buffered_bytes > BUFFER_BYTES:
+            if not self._is_overflown:
+                self._overflow()
+            self._forget_pieces()
+        for listener in tuple(self.listeners):
+            self._pump(listener)
+
+    def _overflow(self) -> None:
+        self._is_overflown = True
+        self._assembler = None
+        self.unstorable = "too-large"
+        self._on_overflow(self)
+        for listener in tuple(self.listeners):
+            if listener.request.ask.stream != self._is_event_stream and not listener.exchange.is_started:
+                if listener.is_leader:
+                    error = EngineError("the answer is too large to convert", kind="too-large")
+                    self._tell_failure(listener, error)
+                else:
+                    self._orphan(listener)
+
+    def _forget_pieces(self) -> None:
+        while self._buffered_bytes > BUFFER_BYTES and len(self._pieces) > 1:
+            self._buffered_bytes -= len(self._pieces.popleft().raw)
+            self._first += 1
+        for listener in tuple(self.listeners):
+            if listener.position < self._first and self._listens_to_pieces(listener):
+                listener.exchange.cut()
+                self._done(listener)
+
+    def _listens_to_pieces(self, listener: Listener) -> bool:
+        return self._is_handing_on and (self._is_overflown or listener.request.ask.stream)
+
+    def _pump(self, listener: Listener) -> None:
+        """Send what the listener can take now."""
+        if not self._listens_to_pieces(listener):
+            return
+        exchange = listener.exchange
+        end = self._first + len(self._pieces)
+        while listener.position < end and exchange.is_writable and not exchange.is_done:
+            if not exchange.is_started:
+                self._begin(listener)
+            listener.take(self._pieces[listener.position - self._first], self.call)
+            listener.position += 1
+        if listener.position == end:
+            self._release_pace()
+            if self._is_ended and listener in self.listeners:
+                exchange.end()
+                self._done(listener)
+
+    def _begin(self, listener: Listener) -> None:
+        listener.created = int(time.time())
+        head = self._head if listener.is_leader else heads.EVENTS
+        listener.exchange.begin(heads.status_line(200) + head + self._our_lines(listener))
+
+    def _finish_streams(self) -> None:
+        for listener in tuple(self.listeners):
+            self._pump(listener)
+
+    async def _pace(self) -> None:
+        """Wait while even the fastest listener is behind."""
+        end = self._first + len(self._pieces)
+        if self.listeners and not any(
+            one.position == end or not self._listens_to_pieces(one) for one in self.listeners
+        ):
+            self._caught_up = asyncio.get_running_loop().create_future()
+            await self._caught_up
+
+    def _release_pace(self) -> None:
+        if self._caught_up is not None and not self._caught_up.done():
+            self._caught_up.set_result(None)
+        self._caught_up = None
+
+    def _end(self) -> None:
+        self._is_ended = True
+        self.ended_at = time.monotonic()
+        self._on_answer(self)
+
+    def _our_lines(self, listener: Listener) -> bytes:
+        worker = self.call.engine.name
+        if not listener.is_leader:
+            return heads.joined(listener.request.id, worker)
+        cached = self.usage.cached_tokens if self.usage else None
+        return heads.forwarded(listener.cache_status, listener.request.id, worker, cached)
+
+
+class Flights:
+    """All flights of this process, by their leader's request; the owner of their tasks."""
+
+    def __init__(self) -> None:
+        self._flights: dict[RequestId, Flight] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def launch(self, flight: Flight) -> None:
+        """Start it."""
+        self._flights[flight.request.id] = flight
+        task = asyncio.get_running_loop().create_task(flight.run())
+        flight.task = task
+        self._tasks.add(task)
+        task.add_done_callback(lambda _: self._forget(flight, task))
+
+    def find(self, leader: RequestId) -> Flight | None:
+        """The flight that this request leads, while it can be joined."""
+        return self._flights.get(leader)
+
+    def close(self, flight: Flight) -> None:
+        """Nobody joins it any more."""
+        self._flights.pop(flight.request.id, None)
+
+    def _forget(self, flight: Flight, task: asyncio.Task[None]) -> None:
+        flight.task = None  # else the two would hold each other until the next full collection
+        self._tasks.discard(task)
+        self.close(flight)
+
+    async def aclose(self) -> None:
+        """End them all."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

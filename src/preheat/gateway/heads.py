@@ -1,0 +1,95 @@
+"""The heads of answers: status lines, RFC 9211's Cache-Status, and our X-Preheat-* headers."""
+
+from http import HTTPStatus
+from typing import Final
+
+from preheat.core.types import Key, RequestId
+from preheat.errors import EngineError, RequestError
+from preheat.transport.server import Refusal
+from preheat.wire.openai import error_body
+
+JSON: Final = b"Content-Type: application/json\r\n"
+EVENTS: Final = b"Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"
+_LINES: Final = {
+    status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
+    for status in HTTPStatus
+}
+_OK: Final = _LINES[200]
+
+
+def status_line(status: int) -> bytes:
+    """The first line of an answer."""
+    return _LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
+
+
+def hit(request_id: RequestId, key: Key, age_s: float, ttl_s: float, content_type: bytes) -> bytes:
+    """The head of an answer from L1."""
+    return (
+        b'%b%bCache-Status: preheat; hit; ttl=%d; key="%b"; detail=exact\r\nAge: %d\r\n'
+        b"X-Preheat-Layer: exact\r\nX-Preheat-Request: %b\r\n"
+        % (_OK, content_type, ttl_s, key.hex().encode(), age_s, request_id.encode())
+    )
+
+
+def forwarded(status_text: str, request_id: RequestId, worker: str, cached_tokens: int | None) -> bytes:
+    """Our lines of an answer that an engine gave; `status_text` is what Cache-Status says."""
+    cached = b"" if cached_tokens is None else b"X-Preheat-Cached-Tokens: %d\r\n" % cached_tokens
+    return (
+        b"Cache-Status: preheat; %b\r\nX-Preheat-Layer: forward\r\nX-Preheat-Worker: %b\r\n"
+        b"X-Preheat-Request: %b\r\n%b"
+        % (status_text.encode(), worker.encode(), request_id.encode(), cached)
+    )
+
+
+def joined(request_id: RequestId, worker: str) -> bytes:
+    """Our lines of an answer that another request's flight gave."""
+    return (
+        b"Cache-Status: preheat; fwd=miss; collapsed; detail=join\r\nX-Preheat-Layer: join\r\n"
+        b"X-Preheat-Worker: %b\r\nX-Preheat-Request: %b\r\n" % (worker.encode(), request_id.encode())
+    )
+
+
+def local(request_id: RequestId) -> bytes:
+    """Our lines of an answer that Preheat itself gives."""
+    return b"Cache-Status: preheat; detail=local\r\nX-Preheat-Request: %b\r\n" % request_id.encode()
+
+
+def request_error(error: RequestError, request_id: RequestId | None = None) -> tuple[bytes, bytes]:
+    """Head and body of a client's error."""
+    kind = "authentication_error" if error.status == 401 else "invalid_request_error"
+    return _error(error.status, kind, error.code, str(error), error.param, request_id)
+
+
+def refusal(refused: Refusal) -> tuple[bytes, bytes]:
+    """Head and body for a request that was refused for its form."""
+    return _error(refused.status, "invalid_request_error", refused.code, refused.message, None, None)
+
+
+def engine_error(error: EngineError, request_id: RequestId) -> tuple[bytes, bytes]:
+    """Head and body where an engine gave no answer."""
+    code = f"engine-{error.kind}"
+    head, body = _error(error.status, "upstream_error", code, str(error), None, request_id)
+    if error.status == 503:
+        head += b"Retry-After: 1\r\n"
+    return head, body
+
+
+def internal_error(request_id: RequestId | None) -> tuple[bytes, bytes]:
+    """Head and body where the fault is ours."""
+    message = "Preheat has failed on this request; its log says where"
+    return _error(500, "server_error", "internal", message, None, request_id)
+
+
+def _error(
+    status: int, kind: str, code: str, message: str, param: str | None, request_id: RequestId | None
+) -> tuple[bytes, bytes]:
+    named = b"X-Preheat-Request: %b\r\n" % request_id.encode() if request_id else b""
+    auth = b"WWW-Authenticate: Bearer\r\n" if status == 401 else b""
+    head = b"%b%bCache-Status: preheat; detail=%b\r\n%b%b" % (
+        status_line(status),
+        JSON,
+        code.encode(),
+        auth,
+        named,
+    )
+    return head, error_body(message, kind=kind, code=code, param=param)

@@ -1,0 +1,231 @@
+"""From an exchange to a request: who asks, what the headers want, what the body asks for."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from preheat.core.keys import Keyring, Partition
+from preheat.core.types import FOREVER, NOTHING_SPECIAL, Request, RequestId, Want
+from preheat.errors import RequestError
+from preheat.transport.server import Exchange
+
+LOCAL_TENANT: Final = "local"
+MAX_TTL_S: Final = 31_536_000
+_MAX_TAGS: Final = 16
+_TAG: Final = re.compile(r"[^\s,\x00-\x1f\x7f]{1,64}")
+_NAMESPACE: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_SESSION: Final = re.compile(r"[\x21-\x7e]{1,128}")
+_SECONDS: Final = re.compile(r"\d{1,20}")
+_WANTED: Final = frozenset(
+    {
+        b"cache-control",
+        b"x-preheat-tags",
+        b"x-preheat-session",
+        b"x-preheat-session-state",
+        b"x-preheat-priority",
+        b"x-preheat-ttl",
+        b"x-preheat-slo-ttft-ms",
+        b"x-preheat-semantic",
+    }
+)
+KEYED_HEADERS: Final = ("openai-beta", "openai-organization", "openai-project")
+"""Request headers that go upstream and may change an answer: part of the key."""
+
+
+class Tenants:
+    """API keys to tenants. Only the keys' digests are held."""
+
+    def __init__(self, tenant_of_key: Mapping[str, str]) -> None:
+        self._tenant_of_digest = {
+            hashlib.sha256(key.encode()).digest(): tenant for key, tenant in tenant_of_key.items()
+        }
+
+    def find(self, authorization: bytes, api_key: bytes) -> str:
+        """The tenant who sent these headers. Raises RequestError (401)."""
+        if not self._tenant_of_digest:
+            return LOCAL_TENANT
+        scheme, _, token = authorization.partition(b" ")
+        if scheme.lower() != b"bearer":
+            token = api_key
+        tenant = self._tenant_of_digest.get(hashlib.sha256(token.strip()).digest())
+        if tenant is None:
+            raise RequestError(
+                "no tenant has this API key; send it as 'Authorization: Bearer KEY'",
+                status=401,
+                code="invalid-api-key",
+            )
+        return tenant
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """What a connection's last request said of its sender: the next one usually says the same."""
+
+    said: tuple[bytes, ...]
+    tenant: str
+    namespace: str
+    partition: Partition
+
+
+class Intake:
+    """`admit` tells who asks; `read` makes the request that the core sees."""
+
+    def __init__(
+        self, tenants: Tenants, keyring: Keyring, request_prefix: str, keyed_headers: tuple[str, ...]
+    ) -> None:
+        self._tenants = tenants
+        self._keyring = keyring
+        self._prefix = request_prefix
+        self._count = 0
+        self._keyed = tuple(
+            name.lower().encode() for name in dict.fromkeys((*KEYED_HEADERS, *keyed_headers))
+        )
+
+    def next_id(self) -> RequestId:
+        """A fresh name for a request."""
+        self._count += 1
+        return RequestId(f"{self._prefix}{self._count:x}")
+
+    def admit(self, exchange: Exchange) -> str:
+        """The tenant who asks. Raises RequestError (401)."""
+        headers = exchange.headers
+        return self._tenants.find(
+            headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")
+        )
+
+    def read(self, exchange: Exchange) -> Request:
+        """The whole request. Raises RequestError."""
+        headers = exchange.headers
+        known = self._sender(exchange)
+        want = NOTHING_SPECIAL if _WANTED.isdisjoint(headers) else want_of(headers)
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise RequestError(
+                "compressed request bodies aren't supported",
+                status=415,
+                code="unsupported-encoding",
+                param="Content-Encoding",
+            )
+        return Request(
+            self.next_id(),
+            known.tenant,
+            known.namespace,
+            self._keyring.ask(exchange.body, known.partition),
+            want,
+        )
+
+    def _sender(self, exchange: Exchange) -> _Known:
+        headers = exchange.headers
+        said = (
+            exchange.path,
+            headers.get(b"authorization", b""),
+            headers.get(b"x-api-key", b""),
+            headers.get(b"x-preheat-namespace", b""),
+            *[headers.get(name, b"") for name in self._keyed],
+        )
+        known = exchange.memory
+        if isinstance(known, _Known) and known.said == said:
+            return known
+        tenant = self._tenants.find(said[1], said[2])
+        namespace = said[3].decode("latin-1")
+        if namespace and not _NAMESPACE.fullmatch(namespace):
+            raise _bad("X-Preheat-Namespace", "1 to 64 letters, digits and . _ : -")
+        keyed = tuple(
+            f"{name.decode()}:{value.decode('latin-1')}"
+            for name, value in zip(self._keyed, said[4:], strict=True)
+            if value
+        )
+        partition = self._keyring.partition(
+            tenant, exchange.path.decode("latin-1"), namespace, keyed
+        )
+        known = _Known(said, tenant, namespace, partition)
+        exchange.memory = known
+        return known
+
+
+def want_of(headers: Mapping[bytes, bytes]) -> Want:
+    """What Cache-Control and the X-Preheat-* headers want. Raises RequestError (400)."""
+    fields = _directives(_text(headers, b"cache-control") or "")
+    ttl = _text(headers, b"x-preheat-ttl")
+    if ttl is not None:
+        fields["ttl_s"] = _seconds(ttl, "X-Preheat-Ttl", MAX_TTL_S)
+    tags = _text(headers, b"x-preheat-tags")
+    if tags is not None:
+        fields["tags"] = _tags(tags)
+    session = _text(headers, b"x-preheat-session")
+    if session is not None:
+        if not _SESSION.fullmatch(session):
+            raise _bad("X-Preheat-Session", "1 to 128 printable characters without spaces")
+        fields["session"] = session
+    _choose(fields, headers, "session_state", "X-Preheat-Session-State", ("open", "tool", "over"))
+    _choose(fields, headers, "semantic", "X-Preheat-Semantic", ("off", "shadow", "on"))
+    priority = _text(headers, b"x-preheat-priority")
+    if priority is not None:
+        if not re.fullmatch(r"-?\d{1,4}", priority):
+            raise _bad("X-Preheat-Priority", "a whole number from -9999 to 9999")
+        fields["priority"] = int(priority)
+    slo = _text(headers, b"x-preheat-slo-ttft-ms")
+    if slo is not None:
+        if not re.fullmatch(r"\d{1,7}", slo) or int(slo) == 0:
+            raise _bad("X-Preheat-Slo-Ttft-Ms", "whole milliseconds from 1 to 9999999")
+        fields["slo_ttft_s"] = int(slo) / 1_000
+    return msgspec.convert(fields, Want)
+
+
+def _directives(text: str) -> dict[str, object]:
+    """RFC 9111 section 5.2.1; unknown directives are ignored, as section 5.2.3 asks."""
+    fields: dict[str, object] = {}
+    for directive in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = directive.partition("=")
+        name = name.strip().lower()
+        value = value.strip().strip('"')
+        if name in {"no-cache", "no-store", "only-if-cached"}:
+            fields[name.replace("-", "_")] = True
+        elif name == "max-stale" and not equals:
+            fields["max_stale_s"] = FOREVER
+        elif name in {"max-age", "max-stale", "min-fresh"}:
+            if not _SECONDS.fullmatch(value):
+                raise _bad("Cache-Control", f"{name} in whole seconds")
+            fields[name.replace("-", "_") + "_s"] = min(int(value), FOREVER)
+    return fields
+
+
+def _seconds(text: str, header: str, most: int) -> int:
+    if not _SECONDS.fullmatch(text) or int(text) > most:
+        raise _bad(header, f"whole seconds from 0 to {most}")
+    return int(text)
+
+
+def _tags(text: str) -> tuple[str, ...]:
+    tags = tuple(part.strip() for part in text.split(","))
+    if len(tags) > _MAX_TAGS or not all(_TAG.fullmatch(tag) for tag in tags):
+        raise _bad("X-Preheat-Tags", f"at most {_MAX_TAGS} tags of 1 to 64 characters, by commas")
+    if any(len(tag.encode()) > 64 for tag in tags):
+        raise _bad("X-Preheat-Tags", "tags of at most 64 bytes")
+    return tags
+
+
+def _choose(
+    fields: dict[str, object],
+    headers: Mapping[bytes, bytes],
+    field: str,
+    header: str,
+    words: tuple[str, ...],
+) -> None:
+    word = _text(headers, header.lower().encode())
+    if word is not None:
+        if word.lower() not in words:
+            raise _bad(header, " or ".join(words))
+        fields[field] = word.lower()
+
+
+def _text(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
+    value = headers.get(name)
+    return None if value is None else value.decode("utf-8", "replace").strip()
+
+
+def _bad(header: str, expected: str) -> RequestError:
+    return RequestError(
+        f"{header}: expected {expected}", status=400, code="invalid-header", param=header
+    )

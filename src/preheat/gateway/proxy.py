@@ -1,0 +1,222 @@
+"""Does what the controller decided."""
+
+import time
+from typing import Final
+
+from preheat.core.controller import Controller
+from preheat.core.stats import Counters
+from preheat.core.types import (
+    Forward,
+    Hit,
+    Join,
+    Keep,
+    Outcome,
+    Reject,
+    Request,
+)
+from preheat.errors import EngineError, RequestError
+from preheat.gateway import heads
+from preheat.gateway.flights import Call, Flight, Flights, Listener
+from preheat.gateway.intake import Intake
+from preheat.gateway.upstreams import Upstreams
+from preheat.stores.memory import MemoryStore
+from preheat.telemetry.logs import Log
+from preheat.transport.server import Exchange
+from preheat.wire import openai
+
+_REJECTIONS: Final = {
+    "only-if-cached": "no stored answer, and the request allows no other",
+}
+
+
+class Proxy:
+    """Answers the cacheable paths: a hit at once, everything else through a flight."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        intake: Intake,
+        upstreams: Upstreams,
+        store: MemoryStore,
+        counters: Counters,
+        log: Log,
+        *,
+        fallback: str,
+        log_requests: str,
+    ) -> None:
+        self.flights = Flights()
+        self._controller = controller
+        self._intake = intake
+        self._upstreams = upstreams
+        self._store = store
+        self._counters = counters
+        self._log = log
+        self._fallback = fallback
+        self._logs_hits = log_requests == "all"
+        self._logs_misses = log_requests != "none"
+        self._hit_latency = counters.latency["exact"]
+
+    def serve(self, exchange: Exchange) -> None:
+        """Answer one request, now or through a flight. Raises RequestError."""
+        now = time.monotonic()
+        request = self._intake.read(exchange)
+        decision = self._controller.on_request(request, now)
+        if type(decision) is Hit:
+            self._send_hit(exchange, request, decision, now)
+        else:
+            self._act(exchange, request, decision, now)
+
+    def _send_hit(self, exchange: Exchange, request: Request, hit: Hit, now: float) -> None:
+        answer = self._store.get(hit.key)
+        if answer is None:
+            self._act(exchange, request, self._controller.on_miss(request, now), now)
+            return
+        dialect = openai.DIALECTS[exchange.path]
+        name = dialect.id_prefix + request.id.encode()
+        created = int(time.time())
+        ask = request.ask
+        if ask.stream:
+            content_type = heads.EVENTS
+            body = openai.stream(answer, dialect, name, created, ask.include_usage)
+        else:
+            content_type = heads.JSON
+            body = openai.whole(answer, name, created)
+        exchange.reply(heads.hit(request.id, hit.key, hit.age_s, hit.ttl_s, content_type), body)
+        self._hit_latency.observe(time.monotonic() - now)
+        if self._logs_hits:
+            self._log_request(request, 200, "hit", "exact", time.monotonic() - now)
+
+    def _act(
+        self,
+        exchange: Exchange,
+        request: Request,
+        decision: Hit | Join | Forward | Reject,
+        now: float,
+    ) -> None:
+        match decision:
+            case Reject(status, reason):
+                raise RequestError(_REJECTIONS[reason], status=status, code=reason)
+            case Join(leader):
+                flight = self.flights.find(leader)
+                assert flight is not None, "the controller joins only what is under way"
+                flight.add(self._listener(exchange, request, "", now))
+            case Forward(fwd, reason, _):
+                listener = self._listener(exchange, request, f"fwd={fwd}; detail={reason}", now)
+                self._launch(listener, reason, generation=0)
+            case Hit():
+                raise AssertionError("a hit is sent, not acted on")
+
+    def _listener(
+        self, exchange: Exchange, request: Request, cache_status: str, now: float
+    ) -> Listener:
+        name = openai.DIALECTS[exchange.path].id_prefix + request.id.encode()
+        return Listener(exchange, request, name, cache_status, now)
+
+    def _launch(self, listener: Listener, reason: str, generation: int) -> None:
+        exchange, ask = listener.exchange, listener.request.ask
+        engine = self._upstreams.engine_for(ask.model)
+        body, is_injected = self._upstreams.body_for(exchange.body, ask, engine)
+        path = exchange.path.removeprefix(b"/v1")
+        if exchange.query:
+            path += b"?" + exchange.query
+        headers = self._upstreams.headers_for(exchange.headers, engine)
+        call = Call(engine, path, headers, body, openai.DIALECTS[exchange.path], is_injected)
+        flight = Flight(
+            call,
+            listener,
+            generation=generation,
+            fallback=self._fallback,
+            on_answer=lambda flight: self._on_answer(flight, reason),
+            on_failure=self._on_failure,
+            on_overflow=self._on_overflow,
+            on_orphan=self._on_orphan,
+            on_served=self._on_served,
+            on_bug=self._on_bug,
+        )
+        self.flights.launch(flight)
+
+    def _on_answer(self, flight: Flight, reason: str) -> None:
+        """The engine has given an answer: book it, and keep it if it is worth it."""
+        self.flights.close(flight)
+        answer = flight.answer
+        outcome = Outcome(
+            request=flight.request,
+            asked_at=flight.asked_at,
+            service_s=flight.ended_at - flight.asked_at,
+            size_bytes=answer.size_bytes if answer is not None else 0,
+            usage=flight.usage,
+            unstorable=flight.unstorable or ("" if answer is not None else "no-answer"),
+            joined=flight.joined,
+        )
+        effects = self._controller.on_outcome(outcome, reason, time.monotonic())
+        if isinstance(effects, Keep) and answer is not None:
+            for key in effects.evict:
+                self._store.delete(key)
+            self._store.put(effects.key, answer)
+            self._controller.on_stored(flight.request, effects.key, ok=True)
+
+    def _on_failure(self, flight: Flight, error: EngineError | None) -> None:
+        self.flights.close(flight)
+        if error is not None:
+            kind = error.kind
+        elif flight.status:
+            kind = f"status-{flight.status}"
+        else:
+            kind = "cancelled"
+        self._counters.bump(self._counters.engine_errors, kind)
+        self._controller.on_failure(flight.request)
+        if self._logs_misses:
+            self._log.event(
+                "engine_failed", request=flight.request.id, engine=flight.call.engine.name, kind=kind
+            )
+
+    def _on_overflow(self, flight: Flight) -> None:
+        self.flights.close(flight)
+        self._controller.on_overflow(flight.request)
+
+    def _on_orphan(self, flight: Flight, listener: Listener) -> None:
+        """Its flight gave it nothing: one of the followers leads once more, the others join."""
+        now = time.monotonic()
+        decision = self._controller.on_miss(listener.request, now)
+        if isinstance(decision, Join):
+            again = self.flights.find(decision.leader)
+            assert again is not None, "the controller joins only what is under way"
+            again.add(listener)
+            return
+        listener.cache_status = f"fwd={decision.fwd}; detail={decision.reason}"
+        self._launch(listener, decision.reason, generation=1)
+
+    def _on_served(self, flight: Flight, listener: Listener) -> None:
+        duration_s = time.monotonic() - listener.started_at
+        layer = "forward" if listener.is_leader else "join"
+        self._counters.latency[layer].observe(duration_s)
+        if self._logs_misses:
+            status = flight.status or 502
+            self._log_request(listener.request, status, layer, listener.cache_status, duration_s)
+
+    def _log_request(
+        self, request: Request, status: int, layer: str, detail: str, duration_s: float
+    ) -> None:
+        self._log.event(
+            "request",
+            request=request.id,
+            tenant=request.tenant,
+            namespace=request.namespace,
+            model=request.ask.model[:128],
+            status=status,
+            layer=layer,
+            detail=detail,
+            duration_s=round(duration_s, 6),
+        )
+
+    def _on_bug(self, bug: Exception) -> None:
+        log_bug(self._log, bug)
+
+
+def log_bug(log: Log, bug: Exception) -> None:
+    """Where it happened, not what was in the values: those may be somebody's text."""
+    trace = bug.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "?"
+    log.event("bug", type=type(bug).__name__, where=where)

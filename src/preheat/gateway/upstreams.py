@@ -1,0 +1,137 @@
+"""Which engine answers for which model, and what goes to it."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from preheat.core.types import Ask
+from preheat.engines import Engine
+from preheat.errors import ConfigError
+from preheat.gateway.intake import KEYED_HEADERS
+from preheat.transport.client import Response
+from preheat.wire.splice import insert_field, replace_field
+
+_HOP_BY_HOP: Final = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"http2-settings",
+        b"content-length",
+        b"expect",
+    }
+)
+_OURS: Final = frozenset({b"host", b"authorization", b"x-api-key", b"accept-encoding"})
+_PLAIN: Final = (
+    b"content-type",
+    b"accept",
+    b"user-agent",
+    b"traceparent",
+    b"tracestate",
+    b"x-request-id",
+)
+"""Headers that go upstream with a cacheable request and can't change its answer."""
+_KEYED: Final = tuple(name.encode() for name in KEYED_HEADERS)
+
+
+class Model(msgspec.Struct, frozen=True):
+    """Where requests for one name go. `identity` is the part of the key that names what answers:
+    engines of one group are declared equal by the operator."""
+
+    engine: str
+    alias: str
+    identity: str
+
+
+class Upstreams:
+    """The engines by name, the models by name, and the first engine for every other model."""
+
+    def __init__(
+        self,
+        engines: Mapping[str, Engine],
+        models: Mapping[str, Model],
+        identity_of_engine: Mapping[str, str],
+        forward_headers: Mapping[str, tuple[bytes, ...]],
+    ) -> None:
+        if not engines:
+            raise ConfigError("no engine is configured")
+        self.engines = engines
+        self.models = models
+        self._first = next(iter(engines))
+        self._identity_of_engine = identity_of_engine
+        self._forward_headers = forward_headers
+
+    def engine_for(self, model: str) -> Engine:
+        """The engine that serves this model."""
+        known = self.models.get(model)
+        return self.engines[known.engine if known else self._first]
+
+    def identity_of(self, model: str) -> str:
+        """What answers for this model, as part of the key."""
+        known = self.models.get(model)
+        return known.identity if known else self._identity_of_engine[self._first]
+
+    def body_for(self, body: bytes, ask: Ask, engine: Engine) -> tuple[bytes, bool]:
+        """The client's bytes with what must be changed in them, and whether usage was injected."""
+        known = self.models.get(ask.model)
+        if known is not None and known.alias != ask.model:
+            body = replace_field(body, "model", known.alias)
+        if not (ask.stream and engine.inject_usage) or ask.include_usage:
+            return body, False
+        wanted = {"include_usage": True}
+        if ask.has_stream_options:
+            return replace_field(body, "stream_options", wanted), True
+        return insert_field(body, "stream_options", wanted), True
+
+    def headers_for(self, headers: Mapping[bytes, bytes], engine: Engine) -> list[tuple[bytes, bytes]]:
+        """What goes upstream with a cacheable request: what the key holds, and what can't matter."""
+        names = (*_PLAIN, *_KEYED, *self._forward_headers.get(engine.name, ()))
+        sent = [(name, headers[name]) for name in dict.fromkeys(names) if name in headers]
+        return [*sent, (b"accept-encoding", b"identity")]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any engine takes requests."""
+        return any(engine.is_ready for engine in self.engines.values())
+
+
+def passed_request_headers(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    """What goes upstream with a request that is passed through: all but what ends here."""
+    dropped = _listed(headers.get(b"connection", b""))
+    return [
+        (name, value)
+        for name, value in headers.items()
+        if name not in _HOP_BY_HOP
+        and name not in _OURS
+        and name not in dropped
+        and not name.startswith(b"x-preheat-")
+    ]
+
+
+def passed_response_headers(response: Response) -> bytes:
+    """An engine's headers as lines for the client, but for those that frame a message."""
+    dropped = {b"date", b"server"}
+    for name, value in response.headers:
+        if name == b"connection":
+            dropped |= _listed(value)
+    return b"".join(
+        b"%b: %b\r\n" % (name.title(), value)
+        for name, value in response.headers
+        if name not in _HOP_BY_HOP and name not in dropped and not name.startswith(b"x-preheat-")
+    )
+
+
+def header_of(response: Response, name: bytes) -> bytes:
+    """The first header of that name, or nothing."""
+    return next((value for found, value in response.headers if found == name), b"")
+
+
+def _listed(value: bytes) -> set[bytes]:
+    return {part.strip().lower() for part in value.split(b",")}

@@ -1,0 +1,1 @@
+"""Counters and log lines out; computing numbers is `core.stats`'s business."""

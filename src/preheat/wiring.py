@@ -152,7 +152,7 @@ def keyring(settings: Settings, identity_of: Callable[[str], str]) -> Keyring:
         secret = hashlib.sha256(text.encode()).digest()
     else:
         secret = secrets.token_bytes(32)
-    return Keyring(secret, identity_of)
+    return Keyring(secret, identity_of, memo_entries=settings.l1.entries)
 
 
 def engine(name: str, settings: EngineSettings, log: Log) -> tuple[Engine, str]:

@@ -16,7 +16,6 @@ ENTRY_OVERHEAD_BYTES: Final = 1_024
 """What an entry costs beside its body, in this process's memory: its record, its places in the
 dicts, the order and the expiry heap, its memo (measured: docs/measured.md, "memory of an entry")."""
 
-_GHOSTS: Final = 50_000
 _INVALIDATIONS: Final = 1_000
 
 
@@ -61,7 +60,7 @@ class Inventory:
         self.stale_s = stale_s
         self._records: dict[Key, Record] = {}
         self._expiry: list[tuple[float, Key]] = []
-        self._gone: Memo[Key, str] = Memo(_GHOSTS)
+        self._gone: Memo[Key, str] = Memo(budget_entries)
         self._invalidations: deque[tuple[float, Invalidation]] = deque()
         self._forgotten_before = float("-inf")
 

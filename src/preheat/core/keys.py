@@ -45,8 +45,6 @@ FOLDED: Final = frozenset({"messages", "prompt", "input", "logit_bias", "stop"})
 
 KEY_BYTES: Final = 16
 CHECK_BYTES: Final = 32
-_BODY_MEMO: Final = 100_000
-_PARTS_MEMO: Final = 50_000
 _PARTITION_MEMO: Final = 4_096
 _EXACT_INTEGERS: Final = 2.0**53
 _WORTH_CUTTING_BYTES: Final = 4_096  # below it the canonical form is cheaper (docs/measured.md)
@@ -71,7 +69,7 @@ class Keyring:
     another `user` or `stream`. Both hold digests of 256 bits, never text.
 
     `identity_of` names what answers for a model: its group and version. `table_version`
-    changes whenever that mapping does. Fewer `key_bytes` make keys collide, for tests.
+    changes whenever that mapping does. `memo_entries` bounds the first memo. Fewer `key_bytes` make keys collide, for tests.
     """
 
     def __init__(
@@ -80,6 +78,7 @@ class Keyring:
         identity_of: Callable[[str], str],
         *,
         table_version: int = 0,
+        memo_entries: int = 100_000,
         key_bytes: int = KEY_BYTES,
     ) -> None:
         self._secret = secret
@@ -87,8 +86,8 @@ class Keyring:
         self._table_version = table_version
         self._key_mask = None if key_bytes == KEY_BYTES else bytes([255] * key_bytes).ljust(KEY_BYTES, b"\0")
         self._partitions: Memo[tuple[str, ...], Partition] = Memo(_PARTITION_MEMO)
-        self._bodies: Memo[tuple[str, bytes], Ask] = Memo(_BODY_MEMO)
-        self._parts: Memo[tuple[str, bytes], tuple[Key, Check]] = Memo(_PARTS_MEMO)
+        self._bodies: Memo[tuple[str, bytes], Ask] = Memo(memo_entries)
+        self._parts: Memo[tuple[str, bytes], tuple[Key, Check]] = Memo(memo_entries // 2)
 
     def partition(
         self, tenant: str, path: str, namespace: str, headers: tuple[str, ...] = ()
@@ -257,8 +256,16 @@ def _cut(body: bytes) -> tuple[dict[str, Any], bytes] | None:
         ):
             return None
         scalars = _KEEPING.encode({name: fields[name] for name in sorted(fields.keys() - IGNORED)})
-    except (msgspec.MsgspecError, ValueError, OverflowError, RequestError, Inexact, _LosesDigits):
-        return None
+    except (
+        msgspec.MsgspecError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+        RequestError,
+        Inexact,
+        _LosesDigits,
+    ):
+        return None  # the plain way says what is wrong with it
     parts = b"%d:%b%d:%b%b" % (len(messages), messages, len(tools), tools, scalars)
     return fields, hashlib.sha256(parts).digest()
 

@@ -10,12 +10,12 @@ class Memo(Generic[K, V]):
     """Two generations of a dict: when the young one is full it becomes the old one.
 
     What is used again in time moves to the young one, the rest is dropped in one piece. That
-    holds between `capacity` and twice as many results, costs one or two dict lookups, and,
+    holds between half of `capacity` and all of it, costs one or two dict lookups, and,
     unlike a linked order, gives the garbage collector nothing to walk.
     """
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = max(1, capacity)
+        self._generation = max(1, capacity // 2)
         self._young: dict[K, V] = {}
         self._old: dict[K, V] = {}
 
@@ -28,7 +28,7 @@ class Memo(Generic[K, V]):
         return found
 
     def put(self, key: K, value: V) -> None:
-        if len(self._young) >= self._capacity:
+        if len(self._young) >= self._generation:
             self._old, self._young = self._young, {}
         self._young[key] = value
 

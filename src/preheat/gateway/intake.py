@@ -10,7 +10,7 @@ import msgspec
 from preheat.core.keys import Keyring, Partition
 from preheat.core.types import FOREVER, NOTHING_SPECIAL, Request, RequestId, Want
 from preheat.errors import RequestError
-from preheat.transport.server import Exchange
+from preheat.transport.server import Exchange, Head
 
 LOCAL_TENANT: Final = "local"
 MAX_TTL_S: Final = 31_536_000
@@ -60,13 +60,13 @@ class Tenants:
         return tenant
 
 
-class _Known(msgspec.Struct, frozen=True):
-    """What a connection's last request said of its sender: the next one usually says the same."""
+class _Sender(msgspec.Struct, frozen=True):
+    """What a head says of its sender; kept with the head for the next request with the same."""
 
-    said: tuple[bytes, ...]
     tenant: str
     namespace: str
     partition: Partition
+    want: Want
 
 
 class Intake:
@@ -97,9 +97,27 @@ class Intake:
 
     def read(self, exchange: Exchange) -> Request:
         """The whole request. Raises RequestError."""
-        headers = exchange.headers
-        known = self._sender(exchange)
-        want = NOTHING_SPECIAL if _WANTED.isdisjoint(headers) else want_of(headers)
+        head = exchange.head
+        sender = head.memory
+        if type(sender) is not _Sender:
+            sender = head.memory = self._sender(head)
+        self._count += 1
+        return Request(
+            RequestId(f"{self._prefix}{self._count:x}"),
+            sender.tenant,
+            sender.namespace,
+            self._keyring.ask(exchange.body, sender.partition),
+            sender.want,
+        )
+
+    def _sender(self, head: Head) -> _Sender:
+        headers = head.headers
+        tenant = self._tenants.find(
+            headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")
+        )
+        namespace = _text(headers, b"x-preheat-namespace") or ""
+        if b"x-preheat-namespace" in headers and not _NAMESPACE.fullmatch(namespace):
+            raise _bad("X-Preheat-Namespace", "1 to 64 letters, digits and . _ : -")
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise RequestError(
                 "compressed request bodies aren't supported",
@@ -107,41 +125,14 @@ class Intake:
                 code="unsupported-encoding",
                 param="Content-Encoding",
             )
-        return Request(
-            self.next_id(),
-            known.tenant,
-            known.namespace,
-            self._keyring.ask(exchange.body, known.partition),
-            want,
-        )
-
-    def _sender(self, exchange: Exchange) -> _Known:
-        headers = exchange.headers
-        said = (
-            exchange.path,
-            headers.get(b"authorization", b""),
-            headers.get(b"x-api-key", b""),
-            headers.get(b"x-preheat-namespace", b""),
-            *[headers.get(name, b"") for name in self._keyed],
-        )
-        known = exchange.memory
-        if isinstance(known, _Known) and known.said == said:
-            return known
-        tenant = self._tenants.find(said[1], said[2])
-        namespace = said[3].decode("latin-1")
-        if namespace and not _NAMESPACE.fullmatch(namespace):
-            raise _bad("X-Preheat-Namespace", "1 to 64 letters, digits and . _ : -")
         keyed = tuple(
-            f"{name.decode()}:{value.decode('latin-1')}"
-            for name, value in zip(self._keyed, said[4:], strict=True)
-            if value
+            f"{name.decode()}:{headers[name].decode('latin-1')}"
+            for name in self._keyed
+            if name in headers
         )
-        partition = self._keyring.partition(
-            tenant, exchange.path.decode("latin-1"), namespace, keyed
-        )
-        known = _Known(said, tenant, namespace, partition)
-        exchange.memory = known
-        return known
+        partition = self._keyring.partition(tenant, head.path.decode("latin-1"), namespace, keyed)
+        want = NOTHING_SPECIAL if _WANTED.isdisjoint(headers) else want_of(headers)
+        return _Sender(tenant, namespace, partition, want)
 
 
 def want_of(headers: Mapping[bytes, bytes]) -> Want:

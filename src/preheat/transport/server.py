@@ -17,9 +17,13 @@ from typing import Final, cast
 import httptools
 import msgspec
 
+from preheat.core.memo import Memo
+
 _LINGER_S: Final = 2.0
 _TICK_S: Final = 1.0
 _SMALL_BODY_BYTES: Final = 65_536
+_HEADS: Final = 2_048
+_NOT_REMEMBERED: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -47,6 +51,36 @@ class Refusal(msgspec.Struct, frozen=True):
     message: str
 
 
+class Head:
+    """A request's head, parsed. Clients repeat theirs, so a head whose bytes were seen before isn't
+    parsed again, and `memory` keeps what the handler found out about it.
+
+    Header names are lower-cased; lines of one name are joined by a comma, as RFC 9110 section
+    5.3 allows.
+    """
+
+    __slots__ = ("body_bytes", "headers", "is_http_10", "keep_alive", "memory", "method", "path", "query")
+
+    def __init__(
+        self,
+        method: bytes,
+        path: bytes,
+        query: bytes,
+        headers: dict[bytes, bytes],
+        *,
+        keep_alive: bool = True,
+        is_http_10: bool = False,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers = headers
+        self.keep_alive = keep_alive
+        self.is_http_10 = is_http_10
+        self.body_bytes = 0
+        self.memory: object = None
+
+
 class _Phase(IntEnum):
     IDLE = 0
     HEAD = 1
@@ -57,48 +91,30 @@ class _Phase(IntEnum):
 class Exchange:
     """One request and the way to answer it: `reply` at once, or `begin`, `write`…, `end`.
 
-    Header names are lower-cased; lines of one name are joined by a comma, as RFC 9110 section
-    5.3 allows. `on_gone` is called once when the client leaves before its answer is complete,
-    `on_writable` whenever a slow client has caught up.
+    `on_gone` is called once when the client leaves before its answer is complete, `on_writable`
+    whenever a slow client has caught up.
     """
 
     __slots__ = (
         "_chunked",
         "_connection",
         "body",
-        "headers",
+        "head",
         "is_done",
-        "is_http_10",
         "is_started",
         "keep_alive",
-        "method",
         "on_gone",
         "on_writable",
-        "path",
-        "query",
         "refusal",
     )
 
     def __init__(
-        self,
-        connection: "Connection",
-        method: bytes,
-        path: bytes,
-        query: bytes,
-        headers: dict[bytes, bytes],
-        body: bytes,
-        keep_alive: bool,
-        is_http_10: bool,
-        refusal: Refusal | None,
+        self, connection: "Connection", head: Head, body: bytes, refusal: Refusal | None = None
     ) -> None:
         self._connection = connection
-        self.method = method
-        self.path = path
-        self.query = query
-        self.headers = headers
+        self.head = head
         self.body = body
-        self.keep_alive = keep_alive
-        self.is_http_10 = is_http_10
+        self.keep_alive = head.keep_alive
         self.refusal = refusal
         self.on_gone: Callable[[], object] | None = None
         self.on_writable: Callable[[], object] | None = None
@@ -106,29 +122,53 @@ class Exchange:
         self.is_done = False
         self._chunked = False
 
+    @property
+    def method(self) -> bytes:
+        """GET, POST, …"""
+        return self.head.method
+
+    @property
+    def path(self) -> bytes:
+        """The target up to its question mark, as it was sent."""
+        return self.head.path
+
+    @property
+    def query(self) -> bytes:
+        """What follows the question mark."""
+        return self.head.query
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        """The head's header lines, by lower-cased name."""
+        return self.head.headers
+
     def reply(self, head: bytes, body: bytes) -> None:
         """The whole answer. `head` is the status line and headers, each ended by CRLF, without
         those that frame the message (Content-Length, Connection, Date)."""
         if self.is_done:
             return
+        asked = self.head
         connection = self._connection
-        if self.keep_alive and not self.is_http_10 and body and self.method != b"HEAD":
+        if self.keep_alive and body and not asked.is_http_10 and asked.method != b"HEAD":
             connection.write(
                 b"%b%bContent-Length: %d\r\n\r\n%b" % (head, connection.server.date, len(body), body)
             )
         else:  # HEAD, HTTP/1.0, an empty body, or the last answer on this connection
-            framing = b"Content-Length: %d\r\n" % len(body) if body or self.method != b"HEAD" else b""
-            if head.startswith(b"HTTP/1.1 204"):
+            framing = b"Content-Length: %d\r\n" % len(body)
+            if head.startswith(b"HTTP/1.1 204") or (asked.method == b"HEAD" and not body):
                 framing = b""  # RFC 9110 section 8.6
-            shown = b"" if self.method == b"HEAD" else body
-            connection.write(b"".join((head, connection.server.date, framing, self._fate(), b"\r\n", shown)))
+            shown = b"" if asked.method == b"HEAD" else body
+            connection.write(
+                b"".join((head, connection.server.date, framing, self._fate(), b"\r\n", shown))
+            )
         self.is_started = True
-        self._finish()
+        self.is_done = True
+        connection.exchange_done(self)
 
     def begin(self, head: bytes) -> None:
         """The head of an answer whose length isn't known yet."""
         self.is_started = True
-        if self.is_http_10:
+        if self.head.is_http_10:
             self.keep_alive = False
         else:
             self._chunked = True
@@ -149,7 +189,7 @@ class Exchange:
         """The body is complete, after this last piece."""
         if self.is_done:
             return
-        if self.method == b"HEAD":
+        if self.head.method == b"HEAD":
             last = b""
         elif self._chunked:
             last = b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last) if last else b"0\r\n\r\n"
@@ -177,15 +217,6 @@ class Exchange:
         return not self._connection.is_write_paused
 
     @property
-    def memory(self) -> object:
-        """What the handler wants to know again at this connection's next request."""
-        return self._connection.memory
-
-    @memory.setter
-    def memory(self, value: object) -> None:
-        self._connection.memory = value
-
-    @property
     def is_gone(self) -> bool:
         """Whether the client has left."""
         return self._connection.is_lost
@@ -201,7 +232,7 @@ class Exchange:
         if not self.keep_alive or self._connection.server.is_draining:
             self.keep_alive = False
             return b"Connection: close\r\n"
-        return b"Connection: keep-alive\r\n" if self.is_http_10 else b""
+        return b"Connection: keep-alive\r\n" if self.head.is_http_10 else b""
 
     def _finish(self) -> None:
         self.is_done = True
@@ -216,7 +247,6 @@ class Connection(asyncio.Protocol):
         self.limits = server.limits
         self.transport: asyncio.Transport
         self.is_lost = False
-        self.memory: object = None
         self._current: Exchange | None = None
         self._queue: deque[Exchange] = deque()
         self._is_advancing = False
@@ -237,6 +267,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._head_lines = 0
         self._has_two_hosts = False
+        self._parsed: Head | None = None
         self._parser = httptools.HttpRequestParser(self)
 
     # asyncio.Protocol
@@ -260,6 +291,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
+        if self._phase is _Phase.IDLE and self._take_known_head(data):
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -267,6 +300,9 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             if not self._is_refused and not self._is_closing_after_answer():
                 self._refuse(400, "invalid-http", f"not valid HTTP/1.1: {error}")
+        parsed, self._parsed = self._parsed, None
+        if parsed is not None:
+            self._remember_head(parsed, data)
         if self._phase is _Phase.HEAD:
             self._partial_bytes += len(data)
             if self._partial_bytes > self.limits.head_bytes:
@@ -352,22 +388,50 @@ class Connection(asyncio.Protocol):
         if why_not is not None:
             self._refuse(*why_not)
             return
-        path, mark, query = self._target.partition(b"?")
-        exchange = Exchange(
-            self,
+        path, _, query = self._target.partition(b"?")
+        head = Head(
             parser.get_method(),
             path,
             query,
             self._headers,
-            self._body,
-            parser.should_keep_alive(),
-            version == "1.0",
-            None,
+            keep_alive=parser.should_keep_alive(),
+            is_http_10=version == "1.0",
         )
+        exchange = Exchange(self, head, self._body)
+        self._parsed = head
         self._body = b""
         self._phase = _Phase.IDLE
         self._since = self.server.now
         self._enqueue(exchange)
+
+    def _remember_head(self, head: Head, data: bytes) -> None:
+        """Only a head that came in one read with its whole body, framed by its length alone."""
+        text, _, body = data.partition(b"\r\n\r\n")
+        headers = head.headers
+        length = headers.get(b"content-length")
+        if (
+            length is not None
+            and int(length) == len(body)
+            and head.keep_alive
+            and not head.is_http_10
+            and headers.keys().isdisjoint(_NOT_REMEMBERED)
+        ):
+            head.body_bytes = len(body)
+            self.server.heads.put(text, head)
+
+    def _take_known_head(self, data: bytes) -> bool:
+        """One whole request whose head was parsed before: llhttp would say the same of it again."""
+        text, mark, body = data.partition(b"\r\n\r\n")
+        head = self.server.heads.get(text)
+        if head is None or len(body) != head.body_bytes or not mark:
+            return False
+        exchange = Exchange(self, head, body)
+        if self._current is None and not self._queue and not self.is_write_paused:
+            self._current = exchange
+            self.server.handle(exchange)
+        else:
+            self._enqueue(exchange)
+        return True
 
     # what an exchange does
 
@@ -472,7 +536,7 @@ class Connection(asyncio.Protocol):
         self._is_refused = True
         self._phase = _Phase.IDLE
         refusal = Refusal(status, code, message)
-        exchange = Exchange(self, b"", b"", b"", {}, b"", False, False, refusal)
+        exchange = Exchange(self, Head(b"", b"", b"", {}, keep_alive=False), b"", refusal)
         self._queue.append(exchange)
         self._advance()
 
@@ -608,6 +672,7 @@ class HttpServer:
         self.is_draining = False
         self.bodies_bytes = 0
         self.connections: set[Connection] = set()
+        self.heads: Memo[bytes, Head] = Memo(_HEADS)
         self._listeners: list[asyncio.Server] = []
         self._ticker: asyncio.Task[None] | None = None
         self._set_clock()

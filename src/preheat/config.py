@@ -4,12 +4,14 @@ A setting is written once, here, with its default, its limits and its sentence; 
 docs/settings.md and the error messages are made from it. No other module reads the environment.
 """
 
+import ipaddress
 import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -19,7 +21,7 @@ from preheat.errors import ConfigError
 
 _PREFIX: Final = "PREHEAT__"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
-_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+_PORT: Final = re.compile(r"[0-9]{1,5}")
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -36,29 +38,60 @@ class Choice(_Section, frozen=True):
 class Listen(_Section, frozen=True):
     """Where the gateway listens, and what one client may take."""
 
-    address: Annotated[str, Meta(description="Host and port; port 0 takes a free one.")] = "127.0.0.1:8000"
-    tls_cert: Annotated[str, Meta(description="PEM file with the certificate chain; empty: plain HTTP.")] = ""
+    address: Annotated[str, Meta(description="Host and port; port 0 takes a free one.")] = (
+        "127.0.0.1:8000"
+    )
+    tls_cert: Annotated[
+        str, Meta(description="PEM file with the certificate chain; empty: plain HTTP.")
+    ] = ""
     tls_key: Annotated[str, Meta(description="PEM file with its private key.")] = ""
     body_bytes: Annotated[int, Meta(gt=0, description="Largest request body.")] = 33_554_432
-    bodies_bytes: Annotated[int, Meta(gt=0, description="Most bytes of large bodies held at once, over all clients.")] = 1_073_741_824
+    bodies_bytes: Annotated[
+        int, Meta(gt=0, description="Most bytes of large bodies held at once, over all clients.")
+    ] = 1_073_741_824
     head_bytes: Annotated[int, Meta(gt=0, description="Largest request head.")] = 65_536
     head_lines: Annotated[int, Meta(gt=0, description="Most header lines in a request.")] = 100
     connections: Annotated[int, Meta(gt=0, description="Most client connections at once.")] = 4_096
-    idle_s: Annotated[float, Meta(gt=0, description="An idle connection is closed after this long.")] = 75.0
-    head_s: Annotated[float, Meta(gt=0, description="A request's head must be complete within this.")] = 10.0
-    body_s: Annotated[float, Meta(gt=0, description="A request's body must be complete within this.")] = 120.0
-    write_s: Annotated[float, Meta(gt=0, description="A client that takes nothing for this long is dropped.")] = 60.0
-    drain_s: Annotated[float, Meta(ge=0, description="On SIGTERM, requests under way get this long to end.")] = 30.0
+    idle_s: Annotated[
+        float, Meta(gt=0, description="An idle connection is closed after this long.")
+    ] = 75.0
+    head_s: Annotated[
+        float, Meta(gt=0, description="A request's head must be complete within this.")
+    ] = 10.0
+    body_s: Annotated[
+        float, Meta(gt=0, description="A request's body must be complete within this.")
+    ] = 120.0
+    write_s: Annotated[
+        float, Meta(gt=0, description="A client that takes nothing for this long is dropped.")
+    ] = 60.0
+    drain_s: Annotated[
+        float, Meta(ge=0, description="On SIGTERM, requests under way get this long to end.")
+    ] = 30.0
 
 
 class Exact(_Section, frozen=True):
     """The exact cache: equal requests get the stored answer."""
 
     ttl_s: Annotated[float, Meta(gt=0, description="How long an answer is served.")] = 3600.0
-    max_ttl_s: Annotated[float, Meta(gt=0, description="The longest life that X-Preheat-Ttl can ask for.")] = 86_400.0
-    stale_s: Annotated[float, Meta(ge=0, description="Expired answers are kept this long for requests with max-stale.")] = 0.0
-    sampled: Annotated[str, Meta(description='Requests whose temperature isn\'t 0: "bypass" the cache, "reuse" one answer, or draw from "variants(k)".')] = "bypass"
-    secret_env: Annotated[str, Meta(description="Environment variable with the secret (32 characters or more) from which tenants' salts are derived; empty: a new one at each start.")] = ""
+    max_ttl_s: Annotated[
+        float, Meta(gt=0, description="The longest life that X-Preheat-Ttl can ask for.")
+    ] = 86_400.0
+    stale_s: Annotated[
+        float,
+        Meta(ge=0, description="Expired answers are kept this long for requests with max-stale."),
+    ] = 0.0
+    sampled: Annotated[
+        str,
+        Meta(
+            description='Requests whose temperature isn\'t 0: "bypass" the cache, "reuse" one answer, or draw from "variants(k)".'
+        ),
+    ] = "bypass"
+    secret_env: Annotated[
+        str,
+        Meta(
+            description="Environment variable with the secret (32 characters or more) from which tenants' salts are derived; empty: a new one at each start."
+        ),
+    ] = ""
 
 
 class L1(_Section, frozen=True):
@@ -67,30 +100,68 @@ class L1(_Section, frozen=True):
     bytes: Annotated[int, Meta(ge=0, description="Its budget, overheads included.")] = 268_435_456
     entries: Annotated[int, Meta(ge=0, description="Most answers in it.")] = 100_000
     entry_bytes: Annotated[int, Meta(gt=0, description="Largest answer kept.")] = 1_048_576
-    eviction: Annotated[Choice, Meta(description="Who leaves when it is full.")] = Choice(name="sieve")
-    admission: Annotated[Choice, Meta(description="Who may come in when it is full.")] = Choice(name="always")
+    eviction: Annotated[Choice, Meta(description="Who leaves when it is full.")] = Choice(
+        name="sieve"
+    )
+    admission: Annotated[Choice, Meta(description="Who may come in when it is full.")] = Choice(
+        name="always"
+    )
 
 
 class EngineSettings(_Section, frozen=True):
     """One upstream. Times in seconds."""
 
-    kind: Annotated[Literal["openai", "embedded"], Meta(description='"openai": a compatible server at `url`; "embedded": llama.cpp in a child process.')] = "openai"
-    url: Annotated[str, Meta(description="Address of an openai engine; without a path, /v1 is meant.")] = ""
-    api_key_env: Annotated[str, Meta(description="Environment variable with the key sent to it.")] = ""
+    kind: Annotated[
+        Literal["openai", "embedded"],
+        Meta(
+            description='"openai": a compatible server at `url`; "embedded": llama.cpp in a child process.'
+        ),
+    ] = "openai"
+    url: Annotated[
+        str, Meta(description="Address of an openai engine; without a path, /v1 is meant.")
+    ] = ""
+    api_key_env: Annotated[
+        str, Meta(description="Environment variable with the key sent to it.")
+    ] = ""
     connect_s: Annotated[float, Meta(gt=0, description="Time to connect.")] = 5.0
-    first_byte_s: Annotated[float, Meta(gt=0, description="Time to the first byte of the answer.")] = 300.0
+    first_byte_s: Annotated[
+        float, Meta(gt=0, description="Time to the first byte of the answer.")
+    ] = 300.0
     idle_s: Annotated[float, Meta(gt=0, description="Longest silence within an answer.")] = 60.0
     queue_s: Annotated[float, Meta(gt=0, description="Longest wait for a free connection.")] = 30.0
     max_connections: Annotated[int, Meta(gt=0, description="Most connections to it.")] = 256
-    breaker_failures: Annotated[int, Meta(gt=0, description="After this many failures in a row it isn't asked for a while.")] = 5
+    breaker_failures: Annotated[
+        int, Meta(gt=0, description="After this many failures in a row it isn't asked for a while.")
+    ] = 5
     breaker_open_s: Annotated[float, Meta(gt=0, description="That while.")] = 10.0
-    inject_usage: Annotated[bool, Meta(description="Ask streams for their usage where the client doesn't; off for servers that refuse stream_options.")] = True
-    forward_headers: Annotated[tuple[str, ...], Meta(description="More request headers to send it; they become part of the key.")] = ()
-    model: Annotated[str, Meta(description="GGUF file of an embedded engine; empty: the installed weights.")] = ""
-    threads: Annotated[int, Meta(ge=1, description="Threads of an embedded engine; more than 1 only where cores aren't shared.")] = 1
+    inject_usage: Annotated[
+        bool,
+        Meta(
+            description="Ask streams for their usage where the client doesn't; off for servers that refuse stream_options."
+        ),
+    ] = True
+    forward_headers: Annotated[
+        tuple[str, ...],
+        Meta(description="More request headers to send it; they become part of the key."),
+    ] = ()
+    model: Annotated[
+        str, Meta(description="GGUF file of an embedded engine; empty: the installed weights.")
+    ] = ""
+    threads: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Threads of an embedded engine; more than 1 only where cores aren't shared.",
+        ),
+    ] = 1
     ctx_tokens: Annotated[int, Meta(ge=256, description="Its context, over all slots.")] = 8_192
     slots: Annotated[int, Meta(ge=1, description="Requests it computes at once.")] = 2
-    batch_tokens: Annotated[int, Meta(ge=1, description="Its batch; small ones keep one long prompt from blocking everybody.")] = 128
+    batch_tokens: Annotated[
+        int,
+        Meta(
+            ge=1, description="Its batch; small ones keep one long prompt from blocking everybody."
+        ),
+    ] = 128
     cache_ram_mib: Annotated[int, Meta(ge=0, description="Its prompt cache in host memory.")] = 256
 
 
@@ -99,9 +170,19 @@ class ModelSettings(_Section, frozen=True):
 
     engine: Annotated[str, Meta(description="The engine that serves it; empty: the first.")] = ""
     alias: Annotated[str, Meta(description="Its name at the engine; empty: the same.")] = ""
-    version: Annotated[str, Meta(description="Anything that changes when weights, template or adapter do; part of the key.")] = ""
+    version: Annotated[
+        str,
+        Meta(
+            description="Anything that changes when weights, template or adapter do; part of the key."
+        ),
+    ] = ""
     input: Annotated[float, Meta(ge=0, description="Price of input tokens.")] = 0.0
-    cached_input: Annotated[float | None, Meta(description="Price of input tokens that the provider's own cache had; absent: as input.")] = None
+    cached_input: Annotated[
+        float | None,
+        Meta(
+            description="Price of input tokens that the provider's own cache had; absent: as input."
+        ),
+    ] = None
     output: Annotated[float, Meta(ge=0, description="Price of output tokens.")] = 0.0
 
 
@@ -122,15 +203,26 @@ class NamespaceSettings(_Section, frozen=True):
 class Admin(_Section, frozen=True):
     """The admin routes."""
 
-    api_key_env: Annotated[str, Meta(description="Environment variable with their key; empty: they answer loopback only.")] = ""
-    listen: Annotated[str, Meta(description="Host and port of their own; empty: the gateway's.")] = ""
+    api_key_env: Annotated[
+        str,
+        Meta(description="Environment variable with their key; empty: they answer loopback only."),
+    ] = ""
+    listen: Annotated[
+        str, Meta(description="Host and port of their own; empty: the gateway's.")
+    ] = ""
 
 
 class Telemetry(_Section, frozen=True):
     """What is told about requests."""
 
-    open_metrics: Annotated[bool, Meta(description="Let anybody read /metrics; else it is guarded like the admin routes.")] = False
-    log_requests: Annotated[Literal["none", "misses", "all"], Meta(description="Which requests get a log line. Never their text.")] = "misses"
+    open_metrics: Annotated[
+        bool,
+        Meta(description="Let anybody read /metrics; else it is guarded like the admin routes."),
+    ] = False
+    log_requests: Annotated[
+        Literal["none", "misses", "all"],
+        Meta(description="Which requests get a log line. Never their text."),
+    ] = "misses"
 
 
 class Settings(_Section, frozen=True):
@@ -139,7 +231,12 @@ class Settings(_Section, frozen=True):
     listen: Listen = Listen()
     exact: Exact = Exact()
     l1: L1 = L1()
-    fallback_message: Annotated[str, Meta(description="Written `engines.fallback_message`: what to answer, with status 200, when an engine gives no answer; empty: an error.")] = ""
+    fallback_message: Annotated[
+        str,
+        Meta(
+            description="Written `engines.fallback_message`: what to answer, with status 200, when an engine gives no answer; empty: an error."
+        ),
+    ] = ""
     engines: dict[str, EngineSettings] = {}
     models: dict[str, ModelSettings] = {}
     tenants: dict[str, TenantSettings] = {}
@@ -157,7 +254,9 @@ NAMED: Final[Mapping[str, type[_Section]]] = {
 """Sections with one table for each name."""
 
 
-def load(path: Path | None, environment: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
+def load(
+    path: Path | None, environment: Mapping[str, str], overrides: Mapping[str, Any]
+) -> Settings:
     """Defaults, then the file, then PREHEAT__SECTION__KEY, then the command line's options."""
     tree = _read(path) if path is not None else {}
     for words, value in _from_environment(environment):
@@ -176,10 +275,11 @@ def check(tree: dict[str, Any]) -> Settings:
         tree["engines"] = {k: v for k, v in engines.items() if k != "fallback_message"}
     elif "fallback_message" in tree:
         raise ConfigError("fallback_message: unknown key; it is engines.fallback_message")
+    _check_finite(tree, "")
     try:
         settings = msgspec.convert(tree, Settings)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explained(str(error))) from None
+        raise ConfigError(_explained(str(error), tree)) from None
     _check_together(settings)
     return settings
 
@@ -188,7 +288,7 @@ def address_of(text: str, key: str) -> tuple[str, int]:
     """Host and port. Raises ConfigError."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdigit() or int(port) > 65_535:
+    if not colon or not host or not _PORT.fullmatch(port) or int(port) > 65_535:
         raise ConfigError(f"{key}: expected host:port, got {text!r}")
     return host, int(port)
 
@@ -208,7 +308,10 @@ def variants_of(text: str, key: str) -> int:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach that host."""
-    return host in _LOOPBACK or host.startswith("127.")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def secret_from(variable: str, key: str, environment: Mapping[str, str]) -> str:
@@ -241,7 +344,12 @@ def to_toml(settings: Settings) -> str:
                 lines += ["", f"# [{name}.NAME]: {(NAMED[name].__doc__ or '').strip()}"]
                 lines += [f"# {line}" for line in _section_lines(NAMED[name]())]
         elif isinstance(value, _Section):
-            lines += ["", f"# {(type(value).__doc__ or '').strip()}", f"[{name}]", *_section_lines(value)]
+            lines += [
+                "",
+                f"# {(type(value).__doc__ or '').strip()}",
+                f"[{name}]",
+                *_section_lines(value),
+            ]
         else:
             lines += ["", "[engines]", *_setting_lines(name, _sentence(Settings, name), value)]
     return "\n".join(lines) + "\n"
@@ -310,29 +418,74 @@ def _same_key(tree: Mapping[str, Any], word: str) -> str:
     return next((key for key in tree if key.lower() == word.lower()), word)
 
 
-def _explained(message: str) -> str:
-    """msgspec's message with the key in front, as it stands in the file."""
+def _explained(message: str, tree: Mapping[str, Any]) -> str:
+    """The message of msgspec with the key in front, as it stands in the file."""
     what, _, where = message.partition(" - at `$")
-    key = where.rstrip("`").lstrip(".").replace("[...]", ".NAME")
+    key = where.rstrip("`").lstrip(".")
+    table = key.partition("[...]")[0]
+    section = NAMED.get(table) if "[...]" in key else None
+    if section is not None:
+        key = key.replace("[...]", f".{_wrong_entry(tree[table], section)}", 1)
     unknown = re.search(r"unknown field `(.*)`", what)
-    if unknown is None:
-        return f"{key}: {what[:1].lower()}{what[1:]}"
-    section = NAMED.get(key.partition(".")[0]) or _section_of(key)
-    known = ", ".join(name for name, _, _ in fields_of(section))
-    prefix = f"{key}." if key else ""
-    return f"{prefix}{unknown[1]}: unknown key; known here: {known}"
+    if unknown is not None:
+        known = ", ".join(name for name, _, _ in fields_of(section or _section_of(key)))
+        prefix = f"{key}." if key else ""
+        return f"{prefix}{unknown[1]}: unknown key; known here: {known}"
+    if what.startswith("Invalid enum value"):
+        above, _, field = key.rpartition(".")
+        words = get_args(get_type_hints(section or _section_of(above))[field])
+        return (
+            f"{key}: expected {' or '.join(words)}, got {what.removeprefix('Invalid enum value ')}"
+        )
+    return f"{key}: {what[:1].lower()}{what[1:]}"
+
+
+def _wrong_entry(entries: Mapping[str, Any], section: type[_Section]) -> str:
+    """The entry of a table that doesn't fit: msgspec doesn't tell which one it means."""
+    for name, entry in entries.items():
+        try:
+            msgspec.convert(entry, section)
+        except msgspec.ValidationError:
+            return name
+    raise AssertionError("every entry is fine")
 
 
 def _section_of(key: str) -> type[_Section]:
     section: Any = Settings
     for word in filter(None, key.split(".")):
-        default = next((default for name, _, default in fields_of(section) if name == word), None)
-        section = type(default)
-    return section if isinstance(section, type) and issubclass(section, _Section) else Settings
+        section = type(next(default for name, _, default in fields_of(section) if name == word))
+    return cast("type[_Section]", section)
+
+
+def _check_finite(value: Any, key: str) -> None:
+    """TOML knows inf and nan; no setting does."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _check_finite(inner, f"{key}.{name}" if key else name)
+    elif isinstance(value, float) and not isfinite(value):
+        raise ConfigError(f"{key}: expected a finite number, got {value}")
 
 
 def _check_together(settings: Settings) -> None:
     """What no single setting can know."""
+    _check_listen(settings)
+    variants_of(settings.exact.sampled, "exact.sampled")
+    for table in NAMED:
+        for name in getattr(settings, table):
+            if not _NAME.fullmatch(name):
+                raise ConfigError(f"{table}.{name}: names are letters, digits and . _ : / -")
+    _check_models(settings)
+    for name, tenant in settings.tenants.items():
+        if bool(tenant.api_key_env) == bool(tenant.api_key_file):
+            raise ConfigError(f"tenants.{name}: give either api_key_env or api_key_file")
+    for name, namespace in settings.namespaces.items():
+        if namespace.sampled is not None:
+            variants_of(namespace.sampled, f"namespaces.{name}.sampled")
+        if namespace.ttl_s is not None and namespace.ttl_s <= 0:
+            raise ConfigError(f"namespaces.{name}.ttl_s: must be more than 0")
+
+
+def _check_listen(settings: Settings) -> None:
     host, _ = address_of(settings.listen.address, "listen.address")
     if not settings.tenants and not is_loopback(host):
         raise ConfigError(
@@ -343,11 +496,9 @@ def _check_together(settings: Settings) -> None:
         address_of(settings.admin.listen, "admin.listen")
     if bool(settings.listen.tls_cert) != bool(settings.listen.tls_key):
         raise ConfigError("listen: tls_cert and tls_key go together")
-    variants_of(settings.exact.sampled, "exact.sampled")
-    for table in NAMED:
-        for name in getattr(settings, table):
-            if not _NAME.fullmatch(name):
-                raise ConfigError(f"{table}.{name}: names are letters, digits and . _ : / -")
+
+
+def _check_models(settings: Settings) -> None:
     for name, engine in settings.engines.items():
         if (engine.kind == "openai") != bool(engine.url):
             raise ConfigError(f"engines.{name}.url: needed for kind openai, and only there")
@@ -357,14 +508,6 @@ def _check_together(settings: Settings) -> None:
             raise ConfigError(f"models.{name}.engine: no engine {model.engine!r}; known: {known}")
         if model.cached_input is not None and model.cached_input < 0:
             raise ConfigError(f"models.{name}.cached_input: a price can't be negative")
-    for name, tenant in settings.tenants.items():
-        if bool(tenant.api_key_env) == bool(tenant.api_key_file):
-            raise ConfigError(f"tenants.{name}: give either api_key_env or api_key_file")
-    for name, namespace in settings.namespaces.items():
-        if namespace.sampled is not None:
-            variants_of(namespace.sampled, f"namespaces.{name}.sampled")
-        if namespace.ttl_s is not None and namespace.ttl_s <= 0:
-            raise ConfigError(f"namespaces.{name}.ttl_s: must be more than 0")
 
 
 def environment() -> Mapping[str, str]:

@@ -55,7 +55,10 @@ def build(what: str, choice: Choice, table: Mapping[str, Callable[..., T]]) -> T
             raise ConfigError(
                 f"{what}.options.{option}: expected {expected.__name__}, got {type(value).__name__}"
             )
-    return factory(**choice.options)
+    try:
+        return factory(**choice.options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what}.options: {choice.name!r} refuses them: {error}") from None
 
 
 def _fits(value: Any, expected: type) -> bool:
@@ -67,9 +70,11 @@ def _fits(value: Any, expected: type) -> bool:
 def _imported(what: str, path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     try:
-        factory: Callable[..., Any] = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        factory = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{what}.name: can't import {path}: {error}") from None
+    if not isinstance(factory, type):
+        raise ConfigError(f"{what}.name: {path} isn't a class")
     return factory
 
 

@@ -28,8 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--listen", metavar="HOST:PORT", help="where to listen (default 127.0.0.1:8000)"
     )
-    parser.add_argument("--upstream", metavar="URL", help="an OpenAI-compatible server to stand before")
-    parser.add_argument("--model", metavar="GGUF", help="model file for the embedded engine")
+    answering = parser.add_mutually_exclusive_group()
+    answering.add_argument(
+        "--upstream", metavar="URL", help="an OpenAI-compatible server to stand before"
+    )
+    answering.add_argument("--model", metavar="GGUF", help="model file for the embedded engine")
     parser.add_argument(
         "--ask",
         metavar="TEXT",
@@ -40,10 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal."""
-    if options.upstream and options.model:
-        raise ConfigError("--upstream and --model exclude each other: one of them answers")
     if options.once and not options.ask:
-        raise ConfigError("--once needs --ask TEXT")
+        print("usage: preheat serve --ask TEXT --once", file=sys.stderr)
+        return 2
     settings = config.load(options.config, config.environment(), _overrides(options))
     try:
         import uvloop

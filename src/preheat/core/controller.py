@@ -90,7 +90,7 @@ class Controller:
                 or self._satisfies(record, want, now)
             )
         ):
-            return self._hit(request, ask.key, record, now)
+            return self._hit(ask.key, record, now)
         return _rejected(want) or self._miss(request, record, now)
 
     def on_miss(self, request: Request, now: float) -> Join | Forward:
@@ -109,15 +109,17 @@ class Controller:
         self._ledger.book_forward(
             request.tenant, request.ask.model, fwd_reason, outcome.usage, outcome.service_s
         )
-        for follower in outcome.joined:
-            self._book_saved(follower, outcome)
-        unstorable = outcome.unstorable or self._why_unstorable(request, outcome)
-        effects = (
-            Drop(unstorable) if unstorable else self._store(request, outcome, now)
-        )
+        if outcome.joined:
+            share = self._ledger.share_of(request.ask.model, outcome.usage, outcome.service_s)
+            for follower in outcome.joined:
+                account = self._ledger.account(follower.tenant, follower.ask.model, "join", "join")
+                account.save(share)
+        unwanted = self._why_unwanted(request)
+        unstorable = outcome.unstorable or unwanted or self._why_unstorable(request, outcome)
+        effects = Drop(unstorable) if unstorable else self._store(request, outcome, now)
         if isinstance(effects, Drop):
             self._counters.bump(self._counters.dropped, effects.reason)
-            if outcome.unstorable:
+            if not unwanted:
                 self._inventory.note_absent(request.ask.key, effects.reason)
             self._end_flight(request)
         return effects
@@ -126,7 +128,7 @@ class Controller:
         """The one confirmation: the body is in the store, or isn't."""
         if ok:
             self._counters.stored += 1
-        else:
+        elif self._inventory.find(key) is not None:  # else evicted or invalidated meanwhile
             self._inventory.remove(key, "store-failed")
         self._end_flight(request)
 
@@ -159,27 +161,27 @@ class Controller:
         usable = []
         for key in _variant_keys(ask.key, variants):
             record = self._inventory.find(key)
-            if record is not None and record.check == ask.check and self._satisfies(record, want, now):
+            if (
+                record is not None
+                and record.check == ask.check
+                and self._satisfies(record, want, now)
+            ):
                 usable.append((key, record))
         if len(usable) == variants:
             key, record = usable[int(self._draw() * variants)]
-            return self._hit(request, key, record, now)
+            return self._hit(key, record, now)
+        rejected = _rejected(want)
+        if rejected is not None:
+            return rejected
         if want.no_cache:
             return Forward("request", "no-cache", joinable=False)
-        reason = "variant-wanted" if usable else self._inventory.why_absent(ask.key)
-        return _rejected(want) or Forward("miss", reason, joinable=False)
+        if usable:
+            return Forward("miss", "variant-wanted", joinable=False)
+        return self._forward(ask, self._inventory.find(ask.key), now, joinable=False)
 
-    def _hit(self, request: Request, key: Key, record: Record, now: float) -> Hit:
+    def _hit(self, key: Key, record: Record, now: float) -> Hit:
         self._inventory.touch(key, now)
-        self._ledger.book_saved(
-            request.tenant,
-            record.model,
-            "exact",
-            record.usage,
-            record.paid,
-            record.saved_by_provider,
-            record.service_s,
-        )
+        record.account.save(record.share)
         return Hit(key, now - record.stored_at, record.expires_at - now)
 
     def _miss(self, request: Request, record: Record | None, now: float) -> Join | Forward:
@@ -190,7 +192,10 @@ class Controller:
             return Forward("request", "no-cache", joinable=self._lead(request, leader))
         if leader is not None and leader[1] == ask.check:
             return Join(leader[0])
-        joinable = self._lead(request, leader)
+        return self._forward(ask, record, now, joinable=self._lead(request, leader))
+
+    def _forward(self, ask: Ask, record: Record | None, now: float, *, joinable: bool) -> Forward:
+        """With the reason why the record, if there is one, can't answer."""
         if record is None:
             return Forward("miss", self._inventory.why_absent(ask.key), joinable)
         if record.check != ask.check:
@@ -209,34 +214,34 @@ class Controller:
         if leader is not None and leader[0] == request.id:
             del self._leaders[request.ask.key]
 
-    def _why_unstorable(self, request: Request, outcome: Outcome) -> str:
+    def _why_unwanted(self, request: Request) -> str:
+        """Why this request leaves no trace in the cache, or an empty string."""
         if request.ask.bypass:
             return request.ask.bypass
         if request.want.no_store:
             return "no-store"
-        if request.ask.sampled and self._freshness_of(request.namespace).variants == 0:
-            return "bypass-sampled"
+        is_bypassing = request.ask.sampled and not self._freshness_of(request.namespace).variants
+        return "bypass-sampled" if is_bypassing else ""
+
+    def _why_unstorable(self, request: Request, outcome: Outcome) -> str:
         if outcome.size_bytes > self._entry_bytes:
             return "larger-than-entry"
         return "ttl-zero" if self._ttl_s(request) <= 0 else ""
 
     def _store(self, request: Request, outcome: Outcome, now: float) -> Effects:
         key = self._place(request, now)
-        price = self._ledger.price(request.ask.model)
-        usage = outcome.usage
+        tenant, model = request.tenant, request.ask.model
         record = Record(
             check=request.ask.check,
             size_bytes=outcome.size_bytes + ENTRY_OVERHEAD_BYTES,
             stored_at=now,
             expires_at=now + self._ttl_s(request),
-            tenant=request.tenant,
+            tenant=tenant,
             namespace=request.namespace,
-            model=request.ask.model,
+            model=model,
             tags=request.want.tags,
-            usage=usage,
-            service_s=outcome.service_s,
-            paid=price.net(usage) if usage else 0,
-            saved_by_provider=price.discount(usage) if usage else 0,
+            account=self._ledger.account(tenant, model, "exact", "exact"),
+            share=self._ledger.share_of(model, outcome.usage, outcome.service_s),
         )
         stored = self._inventory.store(key, record, outcome.asked_at, now)
         if isinstance(stored, str):
@@ -257,19 +262,6 @@ class Controller:
                 return key
             oldest = min(oldest, (record.stored_at, key))
         return oldest[1]
-
-    def _book_saved(self, follower: Request, outcome: Outcome) -> None:
-        price = self._ledger.price(outcome.request.ask.model)
-        usage = outcome.usage
-        self._ledger.book_saved(
-            follower.tenant,
-            follower.ask.model,
-            "join",
-            usage,
-            price.net(usage) if usage else 0,
-            price.discount(usage) if usage else 0,
-            outcome.service_s,
-        )
 
     def _satisfies(self, record: Record, want: Want, now: float) -> bool:
         """RFC 9111 sections 4.2 and 5.2.1: is this entry fresh enough for what was asked?"""
@@ -296,5 +288,3 @@ def _rejected(want: Want) -> Reject | None:
 
 def _variant_keys(key: Key, variants: int) -> list[Key]:
     return [Key(key[:-1] + bytes([key[-1] ^ variant])) for variant in range(variants)]
-
-

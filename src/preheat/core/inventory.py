@@ -2,15 +2,16 @@
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
 
 from preheat.core.admission import AdmissionPolicy
 from preheat.core.eviction import EvictionPolicy
+from preheat.core.ledger import Account, Share
 from preheat.core.memo import Memo
-from preheat.core.types import Check, Invalidation, Key, Removed, Usage
+from preheat.core.types import Check, Invalidation, Key, Removed
 
 ENTRY_OVERHEAD_BYTES: Final = 1_024
 """What an entry costs beside its body, in this process's memory: its record, its places in the
@@ -20,7 +21,7 @@ _INVALIDATIONS: Final = 1_000
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One stored answer. Money in picodollars, as its first asking was booked."""
+    """One stored answer. `share` is what each use of it adds to `account`."""
 
     check: Check
     size_bytes: int
@@ -30,17 +31,16 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     namespace: str
     model: str
     tags: tuple[str, ...]
-    usage: Usage | None
-    service_s: float
-    paid: int
-    saved_by_provider: int
+    account: Account
+    share: Share
 
 
 class Inventory:
     """The books of L1: within its budgets after every call.
 
     An entry stays for `stale_s` after its expiry, for requests that accept a stale answer.
-    Why a key is not here is remembered for a while, so that every miss can name its reason.
+    `find` gives the record under a key, expired or not; `see` says that a key was asked for,
+    `touch` that its entry was used. Why a key is not here is remembered for a while, so that every miss can name its reason.
     """
 
     def __init__(
@@ -59,6 +59,10 @@ class Inventory:
         self.size_bytes = 0
         self.stale_s = stale_s
         self._records: dict[Key, Record] = {}
+        # Called for every request, so without a frame of their own in between:
+        self.find: Final[Callable[[Key], Record | None]] = self._records.get
+        self.see: Final = admission.see
+        self.touch: Final = eviction.touch
         self._expiry: list[tuple[float, Key]] = []
         self._gone: Memo[Key, str] = Memo(budget_entries)
         self._invalidations: deque[tuple[float, Invalidation]] = deque()
@@ -67,21 +71,9 @@ class Inventory:
     def __len__(self) -> int:
         return len(self._records)
 
-    def find(self, key: Key) -> Record | None:
-        """The record under this key, expired or not. Changes nothing."""
-        return self._records.get(key)
-
-    def see(self, key: Key, now: float) -> None:
-        """The key was asked for."""
-        self._admission.see(key, now)
-
-    def touch(self, key: Key, now: float) -> None:
-        """The entry was used."""
-        self._eviction.touch(key, now)
-
     def why_absent(self, key: Key) -> str:
         """The reason why there is no entry under this key, as far as it is remembered."""
-        return self._gone.get(key) or "key-first-seen"
+        return self._gone[key] or "key-first-seen"
 
     def note_absent(self, key: Key, reason: str) -> None:
         """An answer for this key was not kept, for this reason."""
@@ -128,7 +120,9 @@ class Inventory:
 
     def invalidate(self, what: Invalidation, now: float, *, dry_run: bool) -> Removed:
         """Remove every entry that matches, and refuse those still being computed."""
-        matching = tuple(key for key, record in self._records.items() if _matches(what, key, record))
+        matching = tuple(
+            key for key, record in self._records.items() if _matches(what, key, record)
+        )
         size_bytes = sum(self._records[key].size_bytes for key in matching)
         if not dry_run:
             for key in matching:

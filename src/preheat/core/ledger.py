@@ -15,6 +15,7 @@ from preheat.core.types import Usage
 PICO: Final = 10**12
 NANO: Final = 10**9
 _ACCOUNTS: Final = 4_096
+_NAME_CHARACTERS: Final = 128
 _OTHER: Final = "(other)"
 
 Layer = Literal["exact", "join", "forward"]
@@ -74,10 +75,35 @@ class Account(msgspec.Struct, gc=False):
         """What the books can't explain; always 0."""
         return self.price_without_us - self.paid - self.saved_by_us - self.saved_by_provider
 
+    def save(self, share: "Share") -> None:
+        """An answer was had without an engine."""
+        self.requests += 1
+        self.unpriced += share.unpriced
+        self.input_tokens += share.input_tokens
+        self.output_tokens += share.output_tokens
+        self.cached_tokens += share.cached_tokens
+        self.saved_by_us += share.saved_by_us
+        self.saved_by_provider += share.saved_by_provider
+        self.price_without_us += share.price_without_us
+        self.saved_by_us_ns += share.saved_by_us_ns
+
     def add(self, other: "Account") -> None:
         """Add the other account's sums to these."""
         for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class Share(msgspec.Struct, frozen=True, gc=False):
+    """What one use of a stored answer adds to an account; worked out when it is stored."""
+
+    unpriced: int
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    saved_by_us: int
+    saved_by_provider: int
+    price_without_us: int
+    saved_by_us_ns: int
 
 
 AccountName = tuple[str, str, str, str]
@@ -85,7 +111,7 @@ AccountName = tuple[str, str, str, str]
 
 
 class Ledger:
-    """The accounts. Clients choose the models' names, so their number is bounded."""
+    """The accounts. Clients choose the models' names, so their number and length are bounded."""
 
     def __init__(self, prices: Mapping[str, Price]) -> None:
         self._prices = prices
@@ -99,7 +125,7 @@ class Ledger:
         self, tenant: str, model: str, reason: str, usage: Usage | None, service_s: float
     ) -> None:
         """An engine computed an answer."""
-        account = self._account(tenant, model, "forward", reason)
+        account = self.account(tenant, model, "forward", reason)
         account.requests += 1
         account.paid_ns += round(service_s * NANO)
         if usage is None:
@@ -111,31 +137,37 @@ class Ledger:
         account.saved_by_provider += price.discount(usage)
         account.price_without_us += price.gross(usage)
 
-    def book_saved(
-        self,
-        tenant: str,
-        model: str,
-        layer: Layer,
-        usage: Usage | None,
-        paid: int,
-        saved_by_provider: int,
-        service_s: float,
-    ) -> None:
-        """An answer was had without an engine.
+    def share_of(self, model: str, usage: Usage | None, service_s: float) -> Share:
+        """What one more use of an answer saves.
 
-        We saved what its first asking cost. What the provider's own cache took off then it
-        would have taken off again: that stays the provider's.
+        We save what its first asking cost. What the provider's own cache took off then it
+        would take off again: that stays the provider's.
         """
-        account = self._account(tenant, model, layer, layer)
-        account.requests += 1
-        account.saved_by_us_ns += int(service_s * NANO)
+        saved_ns = round(service_s * NANO)
         if usage is None:
-            account.unpriced += 1
-            return
-        _count_tokens(account, usage)
-        account.saved_by_us += paid
-        account.saved_by_provider += saved_by_provider
-        account.price_without_us += self.price(model).gross(usage)
+            return Share(1, 0, 0, 0, 0, 0, 0, saved_ns)
+        price = self.price(model)
+        return Share(
+            unpriced=0,
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            cached_tokens=usage.cached_tokens,
+            saved_by_us=price.net(usage),
+            saved_by_provider=price.discount(usage),
+            price_without_us=price.gross(usage),
+            saved_by_us_ns=saved_ns,
+        )
+
+    def account(self, tenant: str, model: str, layer: Layer, reason: str) -> Account:
+        """The account of that name, opened where there is none yet."""
+        name = (tenant, model, layer, reason)
+        account = self._accounts.get(name)
+        if account is None:
+            is_flood = len(self._accounts) >= _ACCOUNTS or len(model) > _NAME_CHARACTERS
+            if is_flood and model not in self._prices:
+                name = (tenant, _OTHER, layer, reason)
+            account = self._accounts.setdefault(name, Account())
+        return account
 
     def accounts(self) -> Iterator[tuple[AccountName, Account]]:
         """Every account with its name."""
@@ -147,15 +179,6 @@ class Ledger:
         for account in self._accounts.values():
             total.add(account)
         return total
-
-    def _account(self, tenant: str, model: str, layer: str, reason: str) -> Account:
-        name = (tenant, model, layer, reason)
-        account = self._accounts.get(name)
-        if account is None:
-            if len(self._accounts) >= _ACCOUNTS and model not in self._prices:
-                name = (tenant, _OTHER, layer, reason)
-            account = self._accounts.setdefault(name, Account())
-        return account
 
 
 def _count_tokens(account: Account, usage: Usage) -> None:

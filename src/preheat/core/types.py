@@ -24,7 +24,7 @@ FOREVER: Final = 2**31
 class Ask(msgspec.Struct, frozen=True, gc=False):
     """What a body asks for: everything the core may know of it. Memoised, so never per request.
 
-    `bypass` names the reason why the answer must be neither looked up nor stored, or is empty.
+    `label` is the key as Cache-Status shows it. `bypass` names the reason why the answer must be neither looked up nor stored, or is empty.
     `stream` and `include_usage` shape the reply only; they aren't part of the key.
     `has_stream_options` says whether the body has that field at all.
     """
@@ -37,6 +37,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     include_usage: bool = False
     has_stream_options: bool = False
     bypass: str = ""
+    label: bytes = b""
 
 
 class Want(msgspec.Struct, frozen=True, gc=False):

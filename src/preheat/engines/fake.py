@@ -20,7 +20,7 @@ Each call takes the next reply, then the default. A REPLY is an object with any 
     fault: "connect_error" | "reset" | "hang" | "garbage" | "reset_after" | "end_after" |
            "half_event" (the last three after `after` pieces, default 1)
 
-`GET /fake/log` tells what came: calls, cancelled, most_at_once, requests (the last 1,000, bodies in
+`GET /fake/log` tells what came: calls, running, cancelled, most_at_once, requests (the last 1,000, bodies in
 base64). `POST /fake/reset` forgets all of it.
 """
 
@@ -123,6 +123,7 @@ class FakeEngine:
             return
         log = {
             "calls": self._calls,
+            "running": self._running,
             "cancelled": self._cancelled,
             "most_at_once": self._most_at_once,
             "requests": list(self._requests),

@@ -4,7 +4,7 @@ import asyncio
 import re
 import ssl
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from preheat.core.controller import Controller
 from preheat.core.stats import Counters
@@ -62,6 +62,7 @@ class Gateway:
 
     async def start_engines(self) -> None:
         """Make every engine ready. Raises EngineError."""
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
         for engine in self._engines.values():
             await engine.start()
         self._is_started = True
@@ -117,8 +118,8 @@ class Gateway:
     def _handle(self, exchange: Exchange) -> None:
         """Where a request goes. The edge: nothing it raises leaves it."""
         try:
-            path = exchange.path
-            if path in DIALECTS and exchange.method == b"POST":
+            head = exchange.head
+            if head.path in DIALECTS and head.method == b"POST":
                 self.proxy.serve(exchange)
             else:
                 self._route(exchange)
@@ -127,7 +128,10 @@ class Gateway:
             exchange.reply(*heads.request_error(error))
         except Exception as bug:  # the edge of a request
             self._on_bug(bug)
-            exchange.reply(*heads.internal_error(None))
+            if exchange.is_started:
+                exchange.cut()
+            else:
+                exchange.reply(*heads.internal_error(None))
 
     def _route(self, exchange: Exchange) -> None:
         path = exchange.path
@@ -157,6 +161,14 @@ class Gateway:
 
     def _on_bug(self, bug: Exception) -> None:
         log_bug(self.log, bug)
+
+    def _on_loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What no task and no request caught: a line of our own, since asyncio's would quote values."""
+        bug = context.get("exception")
+        if isinstance(bug, Exception):
+            self._on_bug(bug)
+        else:
+            self.log.event("bug", type="loop", where=str(context.get("message"))[:128])
 
     async def _tick(self) -> None:
         while True:

@@ -3,7 +3,7 @@
 from http import HTTPStatus
 from typing import Final
 
-from preheat.core.types import Key, RequestId
+from preheat.core.types import RequestId
 from preheat.errors import EngineError, RequestError
 from preheat.transport.server import Refusal
 from preheat.wire.openai import error_body
@@ -14,7 +14,6 @@ _LINES: Final = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
     for status in HTTPStatus
 }
-_OK: Final = _LINES[200]
 
 
 def status_line(status: int) -> bytes:
@@ -22,12 +21,12 @@ def status_line(status: int) -> bytes:
     return _LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
 
 
-def hit(request_id: RequestId, key: Key, age_s: float, ttl_s: float, content_type: bytes) -> bytes:
-    """The head of an answer from L1."""
+def hit(name: bytes, label: bytes, age_s: float, ttl_s: float, content_type: bytes) -> bytes:
+    """The head of an answer from L1; `name` is the request's id, `label` its key in hexadecimal."""
     return (
-        b'%b%bCache-Status: preheat; hit; ttl=%d; key="%b"; detail=exact\r\nAge: %d\r\n'
-        b"X-Preheat-Layer: exact\r\nX-Preheat-Request: %b\r\n"
-        % (_OK, content_type, ttl_s, key.hex().encode(), age_s, request_id.encode())
+        b'HTTP/1.1 200 OK\r\n%bCache-Status: preheat; hit; ttl=%d; key="%b"; detail=exact\r\n'
+        b"Age: %d\r\nX-Preheat-Layer: exact\r\nX-Preheat-Request: %b\r\n"
+        % (content_type, ttl_s, label, age_s, name)
     )
 
 

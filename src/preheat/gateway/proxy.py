@@ -71,17 +71,18 @@ class Proxy:
         if answer is None:
             self._act(exchange, request, self._controller.on_miss(request, now), now)
             return
-        dialect = openai.DIALECTS[exchange.path]
-        name = dialect.id_prefix + request.id.encode()
-        created = int(time.time())
         ask = request.ask
+        name = request.id.encode()
+        label = ask.label if hit.key == ask.key else hit.key.hex().encode()
+        dialect = openai.DIALECTS[exchange.head.path]
+        created = int(time.time())
         if ask.stream:
-            content_type = heads.EVENTS
-            body = openai.stream(answer, dialect, name, created, ask.include_usage)
+            head = heads.hit(name, label, hit.age_s, hit.ttl_s, heads.EVENTS)
+            body = openai.stream(answer, dialect, dialect.id_prefix + name, created, ask.include_usage)
         else:
-            content_type = heads.JSON
-            body = openai.whole(answer, name, created)
-        exchange.reply(heads.hit(request.id, hit.key, hit.age_s, hit.ttl_s, content_type), body)
+            head = heads.hit(name, label, hit.age_s, hit.ttl_s, heads.JSON)
+            body = openai.whole(answer, dialect.id_prefix + name, created)
+        exchange.reply(head, body)
         self._hit_latency.observe(time.monotonic() - now)
         if self._logs_hits:
             self._log_request(request, 200, "hit", "exact", time.monotonic() - now)

@@ -6,12 +6,14 @@ nothing, so every size and time limit is here.
 """
 
 import asyncio
+import contextlib
+import socket
 import ssl
+import struct
 import time
 from collections import deque
 from collections.abc import Callable
 from email.utils import formatdate
-from enum import IntEnum
 from typing import Final, cast
 
 import httptools
@@ -23,8 +25,11 @@ _LINGER_S: Final = 2.0
 _TICK_S: Final = 1.0
 _SMALL_BODY_BYTES: Final = 65_536
 _HEADS: Final = 2_048
+_REMEMBERED_BYTES: Final = 4_096
 _NOT_REMEMBERED: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_BODILESS: Final = (b"HTTP/1.1 204", b"HTTP/1.1 304")
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # socket(7), SO_LINGER
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -81,11 +86,10 @@ class Head:
         self.memory: object = None
 
 
-class _Phase(IntEnum):
-    IDLE = 0
-    HEAD = 1
-    BODY = 2
-    LINGER = 3
+_IDLE: Final = 0  # where a connection's reading stands
+_HEAD: Final = 1
+_BODY: Final = 2
+_LINGERING: Final = 3
 
 
 class Exchange:
@@ -95,32 +99,21 @@ class Exchange:
     whenever a slow client has caught up.
     """
 
-    __slots__ = (
-        "_chunked",
-        "_connection",
-        "body",
-        "head",
-        "is_done",
-        "is_started",
-        "keep_alive",
-        "on_gone",
-        "on_writable",
-        "refusal",
-    )
+    # As class attributes, what most exchanges never change costs them nothing.
+    refusal: Refusal | None = None
+    on_gone: Callable[[], object] | None = None
+    on_writable: Callable[[], object] | None = None
+    is_started = False
+    is_done = False
+    held_bytes = 0
+    _chunked = False
+    _is_bodiless = False
 
-    def __init__(
-        self, connection: "Connection", head: Head, body: bytes, refusal: Refusal | None = None
-    ) -> None:
+    def __init__(self, connection: "Connection", head: Head, body: bytes) -> None:
         self._connection = connection
         self.head = head
         self.body = body
-        self.keep_alive = head.keep_alive
-        self.refusal = refusal
-        self.on_gone: Callable[[], object] | None = None
-        self.on_writable: Callable[[], object] | None = None
-        self.is_started = False
-        self.is_done = False
-        self._chunked = False
+        self.keep_alive = head.keep_alive and not connection.server.is_draining
 
     @property
     def method(self) -> bytes:
@@ -150,14 +143,13 @@ class Exchange:
         asked = self.head
         connection = self._connection
         if self.keep_alive and body and not asked.is_http_10 and asked.method != b"HEAD":
-            connection.write(
+            connection.transport.write(
                 b"%b%bContent-Length: %d\r\n\r\n%b" % (head, connection.server.date, len(body), body)
             )
         else:  # HEAD, HTTP/1.0, an empty body, or the last answer on this connection
-            framing = b"Content-Length: %d\r\n" % len(body)
-            if head.startswith(b"HTTP/1.1 204") or (asked.method == b"HEAD" and not body):
-                framing = b""  # RFC 9110 section 8.6
-            shown = b"" if asked.method == b"HEAD" else body
+            is_bodiless = asked.method == b"HEAD" or head.startswith(_BODILESS)
+            framing = b"Content-Length: %d\r\n" % len(body) if body or not is_bodiless else b""
+            shown = b"" if is_bodiless else body
             connection.write(
                 b"".join((head, connection.server.date, framing, self._fate(), b"\r\n", shown))
             )
@@ -168,7 +160,9 @@ class Exchange:
     def begin(self, head: bytes) -> None:
         """The head of an answer whose length isn't known yet."""
         self.is_started = True
-        if self.head.is_http_10:
+        if self.head.method == b"HEAD" or head.startswith(_BODILESS):
+            self._is_bodiless = True  # nothing may follow the head, not even the last chunk
+        elif self.head.is_http_10:
             self.keep_alive = False
         else:
             self._chunked = True
@@ -179,7 +173,7 @@ class Exchange:
 
     def write(self, piece: bytes) -> None:
         """A piece of the body."""
-        if not piece or self.is_done or self.method == b"HEAD":
+        if not piece or self.is_done or self._is_bodiless:
             return
         if self._chunked:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
@@ -189,7 +183,7 @@ class Exchange:
         """The body is complete, after this last piece."""
         if self.is_done:
             return
-        if self.head.method == b"HEAD":
+        if self._is_bodiless:
             last = b""
         elif self._chunked:
             last = b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last) if last else b"0\r\n\r\n"
@@ -199,16 +193,18 @@ class Exchange:
 
     def cut(self) -> None:
         """The answer can't be completed: what was written still goes out, its end never does, so
-        that the client notices."""
-        if not self.is_done:
+        that the client notices. HTTP/1.0 has no other end than the connection's: break it."""
+        if self.head.is_http_10:
+            self.reset()
+        elif not self.is_done:
             self.is_done = True
-            self._connection.transport.close()
+            self._connection.end()
 
     def reset(self) -> None:
         """Break the connection at once, with whatever was still to be sent."""
         if not self.is_done:
             self.is_done = True
-            self._connection.abort()
+            self._connection.reset()
 
     @property
     def is_writable(self) -> bool:
@@ -229,8 +225,7 @@ class Exchange:
 
     def _fate(self) -> bytes:
         """What becomes of the connection, where the client can't know it."""
-        if not self.keep_alive or self._connection.server.is_draining:
-            self.keep_alive = False
+        if not self.keep_alive:
             return b"Connection: close\r\n"
         return b"Connection: keep-alive\r\n" if self.head.is_http_10 else b""
 
@@ -254,11 +249,13 @@ class Connection(asyncio.Protocol):
         self._is_reading_paused = False
         self._owes_continue = False
         self.is_write_paused = False
-        self._phase = _Phase.IDLE
+        self._phase: int = _IDLE
         self._since = server.now
-        self._write_paused_since = 0.0
+        self._taken_at = 0.0
+        self._untaken_bytes = 0
         self._held_bytes = 0
-        self._partial_bytes = 0
+        self._read_bytes = 0
+        self._bare_bytes = 0
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
         self._body = b""
@@ -280,32 +277,49 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
         self.server.let_go(self)
-        self._release_body()
-        current, self._current = self._current, None
+        self._drop_body()
+        for exchange in self._queue:
+            self._release_body(exchange)
         self._queue.clear()
-        if current is not None and not current.is_done:
-            current.is_done = True
-            if current.on_gone is not None:
-                current.on_gone()
+        current, self._current = self._current, None
+        if current is not None:
+            self._release_body(current)
+            if not current.is_done:
+                current.is_done = True
+                if current.on_gone is not None:
+                    current.on_gone()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        if self._phase is _Phase.IDLE and self._take_known_head(data):
-            return
+        is_start = self._phase == _IDLE
+        if is_start:
+            # One whole request whose head was parsed before: llhttp would say the same again.
+            text, mark, body = data.partition(b"\r\n\r\n")
+            head = self.server.heads[text]
+            if head is not None and len(body) == head.body_bytes and mark:
+                exchange = Exchange(self, head, body)
+                if self._current is None and not self._queue and not self.is_write_paused:
+                    self._current = exchange
+                    self.server.handle(exchange)
+                else:
+                    self._enqueue(exchange)
+                return
+        self._read_bytes = len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._decline_upgrade(data[upgrade.args[0] :])
+            return
         except httptools.HttpParserError as error:
             if not self._is_refused and not self._is_closing_after_answer():
                 self._refuse(400, "invalid-http", f"not valid HTTP/1.1: {error}")
         parsed, self._parsed = self._parsed, None
-        if parsed is not None:
+        if parsed is not None and is_start:
             self._remember_head(parsed, data)
-        if self._phase is _Phase.HEAD:
-            self._partial_bytes += len(data)
-            if self._partial_bytes > self.limits.head_bytes:
+        if self._phase in {_HEAD, _BODY}:
+            self._bare_bytes += len(data)
+            if self._bare_bytes > self.limits.head_bytes:
                 self._refuse_head()
 
     def eof_received(self) -> bool:
@@ -313,7 +327,7 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_write_paused = True
-        self._write_paused_since = self.server.now
+        self._watch_taking()
 
     def resume_writing(self) -> None:
         self.is_write_paused = False
@@ -327,9 +341,9 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if not self._is_refused:
             self._reset_request()
-            self._phase = _Phase.HEAD
+            self._phase = _HEAD
             self._since = self.server.now
-            self._partial_bytes = 0
+            self._bare_bytes = -self._read_bytes  # not what this read brought before it
 
     def on_url(self, url: bytes) -> None:
         self._target += url
@@ -339,7 +353,7 @@ class Connection(asyncio.Protocol):
             )
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._phase is not _Phase.HEAD:
+        if self._phase != _HEAD:
             return  # a trailer may not change what was decided on the head
         name = name.lower()
         self._head_bytes += len(name) + len(value) + 4
@@ -356,7 +370,8 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         if self._is_refused:
             return
-        self._phase = _Phase.BODY
+        self._phase = _BODY
+        self._bare_bytes = -self._read_bytes
         headers = self._headers
         if (
             self._head_bytes + len(self._target) > self.limits.head_bytes
@@ -369,6 +384,7 @@ class Connection(asyncio.Protocol):
     def on_body(self, piece: bytes) -> None:
         if self._is_refused:
             return
+        self._bare_bytes = -self._read_bytes  # from here on: chunk extensions and trailers
         if self._body:
             self._grow_body(piece)
         elif len(piece) > self.limits.body_bytes:
@@ -398,20 +414,24 @@ class Connection(asyncio.Protocol):
             is_http_10=version == "1.0",
         )
         exchange = Exchange(self, head, self._body)
+        exchange.held_bytes, self._held_bytes = self._held_bytes, 0
         self._parsed = head
         self._body = b""
-        self._phase = _Phase.IDLE
+        self._phase = _IDLE
         self._since = self.server.now
         self._enqueue(exchange)
 
     def _remember_head(self, head: Head, data: bytes) -> None:
         """Only a head that came in one read with its whole body, framed by its length alone."""
+        # It must also be this read's beginning: the end of a head that came in two would answer
+        # for the credentials in its first half.
         text, _, body = data.partition(b"\r\n\r\n")
         headers = head.headers
         length = headers.get(b"content-length")
         if (
             length is not None
             and int(length) == len(body)
+            and len(text) <= _REMEMBERED_BYTES
             and head.keep_alive
             and not head.is_http_10
             and headers.keys().isdisjoint(_NOT_REMEMBERED)
@@ -419,25 +439,24 @@ class Connection(asyncio.Protocol):
             head.body_bytes = len(body)
             self.server.heads.put(text, head)
 
-    def _take_known_head(self, data: bytes) -> bool:
-        """One whole request whose head was parsed before: llhttp would say the same of it again."""
-        text, mark, body = data.partition(b"\r\n\r\n")
-        head = self.server.heads.get(text)
-        if head is None or len(body) != head.body_bytes or not mark:
-            return False
-        exchange = Exchange(self, head, body)
-        if self._current is None and not self._queue and not self.is_write_paused:
-            self._current = exchange
-            self.server.handle(exchange)
-        else:
-            self._enqueue(exchange)
-        return True
-
     # what an exchange does
 
     def write(self, data: bytes) -> None:
         if not self.is_lost:
             self.transport.write(data)
+
+    def end(self) -> None:
+        """Read nothing more; what was written still goes out, as long as the client takes it."""
+        self._stop()
+        self.transport.close()
+
+    def reset(self) -> None:
+        """Break the connection in a way that nobody takes for an orderly end."""
+        with contextlib.suppress(OSError):  # it is broken already
+            self.transport.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE
+            )
+        self.transport.abort()
 
     def abort(self) -> None:
         self.transport.abort()
@@ -447,12 +466,10 @@ class Connection(asyncio.Protocol):
         if self._current is not exchange:
             return
         self._current = None
-        if self._held_bytes:
-            self._release_body()
+        if exchange.held_bytes:
+            self._release_body(exchange)
         if not exchange.keep_alive:
             self._linger()
-        elif self.server.is_draining:
-            self.transport.close()
         elif self._queue or self._is_reading_paused or self._owes_continue:
             self._advance()
         else:
@@ -464,17 +481,14 @@ class Connection(asyncio.Protocol):
         """Once a second: has this client taken longer than it may?"""
         limits = self.limits
         since_s = now - self._since
-        if self._phase is _Phase.LINGER:
-            if since_s > _LINGER_S:
-                self.transport.abort()
-        elif self.is_write_paused and now - self._write_paused_since > limits.write_s:
-            self.transport.abort()
+        if self.is_write_paused or self._phase == _LINGERING:
+            self._check_taking(now)
         elif self._current is not None:
             pass
-        elif self._phase is _Phase.IDLE:
+        elif self._phase == _IDLE:
             if since_s > limits.idle_s:
-                self.transport.close()
-        elif self._phase is _Phase.HEAD:
+                self.end()
+        elif self._phase == _HEAD:
             if since_s > limits.head_s:
                 self._refuse(408, "head-timeout", f"no complete head within {limits.head_s:g} s")
         elif since_s > limits.body_s:
@@ -482,8 +496,10 @@ class Connection(asyncio.Protocol):
 
     def close_when_idle(self) -> None:
         """The server is draining."""
-        if self._current is None and not self._queue and self._phase is _Phase.IDLE:
-            self.transport.close()
+        if self._current is None and not self._queue and self._phase == _IDLE:
+            self.end()
+        elif self._current is not None:
+            self._current.keep_alive = False
 
     # inside
 
@@ -509,6 +525,19 @@ class Connection(asyncio.Protocol):
         if len(self._queue) > self.limits.pipelined and exchange.refusal is None:
             self._refuse(429, "too-many-pipelined", "too many pipelined requests")
 
+    def _watch_taking(self) -> None:
+        self._taken_at = self.server.now
+        self._untaken_bytes = 0
+
+    def _check_taking(self, now: float) -> None:
+        """A client that takes nothing of what was written, or doesn't go when it has all of it."""
+        untaken_bytes = self.transport.get_write_buffer_size()
+        if untaken_bytes != self._untaken_bytes:
+            self._untaken_bytes = untaken_bytes
+            self._taken_at = now
+        elif now - self._taken_at > (self.limits.write_s if untaken_bytes else _LINGER_S):
+            self.transport.abort()
+
     def _advance(self) -> None:
         """Handle what is queued, one after the other, without recursion."""
         if self._is_advancing or self.is_lost:
@@ -533,10 +562,14 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         """Answer when its turn comes, read nothing more, close."""
+        if self._is_refused:
+            return  # for another reason already
         self._is_refused = True
-        self._phase = _Phase.IDLE
-        refusal = Refusal(status, code, message)
-        exchange = Exchange(self, Head(b"", b"", b"", {}, keep_alive=False), b"", refusal)
+        self._phase = _IDLE
+        self._reset_request()
+        self._drop_body()
+        exchange = Exchange(self, Head(b"", b"", b"", {}, keep_alive=False), b"")
+        exchange.refusal = Refusal(status, code, message)
         self._queue.append(exchange)
         self._advance()
 
@@ -555,6 +588,8 @@ class Connection(asyncio.Protocol):
 
     def _check_body(self, headers: dict[bytes, bytes]) -> None:
         """Refuse a body before it is sent, where that can be known."""
+        if self._parser.should_upgrade():
+            return  # the head is refused, or comes again without the offer
         coding = headers.get(b"transfer-encoding")
         if coding is not None and coding.lower() != b"chunked":
             self._refuse(501, "unknown-coding", "of the transfer codings only chunked is supported")
@@ -590,9 +625,13 @@ class Connection(asyncio.Protocol):
             if self.server.bodies_bytes > self.limits.bodies_bytes:
                 self._refuse(503, "bodies-too-large", "too many large bodies at once; try again")
 
-    def _release_body(self) -> None:
+    def _drop_body(self) -> None:
         self.server.bodies_bytes -= self._held_bytes
         self._held_bytes = 0
+
+    def _release_body(self, exchange: Exchange) -> None:
+        self.server.bodies_bytes -= exchange.held_bytes
+        exchange.held_bytes = 0
 
     def _why_invalid(self, version: str) -> tuple[int, str, str] | None:
         if version not in {"1.1", "1.0"}:
@@ -605,11 +644,14 @@ class Connection(asyncio.Protocol):
         return None
 
     def _relative_target(self) -> tuple[int, str, str] | None:
-        """Absolute form (RFC 9112 section 3.2.2) becomes a path; `*` stays, for OPTIONS."""
+        """Absolute form (RFC 9112 section 3.2.2) becomes a path, and its host counts; `*` stays,
+        for OPTIONS."""
         scheme, mark, rest = self._target.partition(b"://")
         if mark and scheme.lower() in {b"http", b"https"}:
-            _, slash, path = rest.partition(b"/")
-            self._target = slash + path or b"/"
+            host, slash, path = rest.partition(b"/")
+            host, question, query = host.partition(b"?")
+            self._headers[b"host"] = host
+            self._target = (slash or b"/") + question + query + path
             return None
         if self._target == b"*" and self._parser.get_method() == b"OPTIONS":
             return None
@@ -623,25 +665,39 @@ class Connection(asyncio.Protocol):
         if method == b"CONNECT" or headers.get(b"upgrade", b"").lower() != b"h2c":
             self._refuse(501, "upgrade-refused", "CONNECT and upgrades are not supported here")
             return
-        for name in (b"upgrade", b"http2-settings", b"connection"):
+        version = self._parser.get_http_version()
+        why_not = self._why_invalid(version)
+        if why_not is not None:
+            self._refuse(*why_not)
+            return
+        for name in (b"upgrade", b"http2-settings"):
             headers.pop(name, None)
+        options = {option.strip().lower() for option in headers.pop(b"connection").split(b",")}
+        for option in options & {b"close", b"keep-alive"}:
+            headers[b"connection"] = option
         lines = b"".join(b"%b: %b\r\n" % line for line in headers.items())
-        head = b"%b %b HTTP/1.1\r\n%b\r\n" % (method, self._target, lines)
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self._target, version.encode(), lines)
         self._parser = httptools.HttpRequestParser(self)
         self.data_received(head + rest)
 
     def _is_closing_after_answer(self) -> bool:
         """Bytes after a request that said `Connection: close` don't matter (RFC 9112, 9.6)."""
         last = self._queue[-1] if self._queue else self._current
-        return self._phase is _Phase.LINGER or (last is not None and not last.keep_alive)
+        return self._phase == _LINGERING or (last is not None and not last.keep_alive)
+
+    def _stop(self) -> None:
+        self._is_refused = True
+        self._owes_continue = False
+        self._phase = _LINGERING
+        self._watch_taking()
+        for exchange in self._queue:
+            self._release_body(exchange)
+        self._queue.clear()
 
     def _linger(self) -> None:
         """Say that the answer is complete and wait a moment for the client to take it: closing at
         once, with bytes unread, would reset the connection and the answer with it."""
-        self._is_refused = True
-        self._phase = _Phase.LINGER
-        self._since = self.server.now
-        self._queue.clear()
+        self._stop()
         if self.transport.is_closing():
             return
         if self._is_reading_paused:
@@ -681,7 +737,13 @@ class HttpServer:
         """Bind and accept; the port that was taken."""
         loop = asyncio.get_running_loop()
         listener = await loop.create_server(
-            lambda: Connection(self), host, port, ssl=tls, backlog=1_024
+            lambda: Connection(self),
+            host,
+            port,
+            backlog=1_024,
+            ssl=tls,
+            ssl_handshake_timeout=self.limits.head_s if tls else None,
+            ssl_shutdown_timeout=self.limits.write_s if tls else None,
         )
         self._listeners.append(listener)
         if self._ticker is None:
@@ -724,11 +786,15 @@ class HttpServer:
         await asyncio.sleep(0)
 
     async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_TICK_S)
             self._set_clock()
             for connection in tuple(self.connections):
-                connection.check_time(self.now)
+                try:
+                    connection.check_time(self.now)
+                except Exception as bug:  # a check that fails mustn't be the last one
+                    loop.call_exception_handler({"message": "check_time failed", "exception": bug})
 
     def _set_clock(self) -> None:
         self.now = time.monotonic()

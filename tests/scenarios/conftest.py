@@ -1,0 +1,5 @@
+"""The runner's asserts show their values, as a test's do."""
+
+import pytest
+
+pytest.register_assert_rewrite("runner", "stage", "openai_shapes")

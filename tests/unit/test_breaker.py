@@ -1,0 +1,67 @@
+"""When to stop asking something that keeps failing."""
+
+import pytest
+
+from preheat.core.breaker import Breaker
+
+
+def test_it_lets_everything_through_until_enough_fail_in_a_row() -> None:
+    breaker = Breaker(threshold=3, open_s=10.0)
+    for _ in range(2):
+        breaker.failed(0.0)
+        assert breaker.allows(0.0)
+    assert breaker.is_closed
+    breaker.failed(0.0)
+    assert not breaker.allows(0.0)
+    assert not breaker.is_closed
+
+
+def test_a_success_in_between_starts_the_count_anew() -> None:
+    breaker = Breaker(threshold=2, open_s=10.0)
+    for _ in range(10):
+        breaker.failed(0.0)
+        breaker.succeeded()
+    assert breaker.allows(0.0)
+
+
+def test_half_open_it_lets_one_probe_through_at_a_time() -> None:
+    breaker = Breaker(threshold=1, open_s=10.0)
+    breaker.failed(100.0)
+    assert not breaker.allows(109.9)
+    assert breaker.allows(110.0)
+    assert not breaker.allows(110.0)
+    assert not breaker.allows(119.9)
+    assert breaker.allows(120.0)
+
+
+def test_a_probe_that_fails_opens_it_for_another_while() -> None:
+    breaker = Breaker(threshold=1, open_s=10.0)
+    breaker.failed(0.0)
+    assert breaker.allows(10.0)
+    breaker.failed(15.0)
+    assert not breaker.allows(24.9)
+    assert breaker.retry_after_s(20.0) == 5.0
+
+
+def test_a_probe_that_succeeds_closes_it() -> None:
+    breaker = Breaker(threshold=1, open_s=10.0)
+    breaker.failed(0.0)
+    assert breaker.allows(10.0)
+    breaker.succeeded()
+    assert breaker.is_closed
+    assert all(breaker.allows(10.0) for _ in range(5))
+
+
+@pytest.mark.parametrize(("now", "wait_s"), [(0.0, 10.0), (4.0, 6.0), (10.0, 0.0), (50.0, 0.0)])
+def test_it_tells_how_long_to_wait(now: float, wait_s: float) -> None:
+    breaker = Breaker(threshold=1, open_s=10.0)
+    assert breaker.retry_after_s(now) == 0.0
+    breaker.failed(0.0)
+    assert breaker.retry_after_s(now) == wait_s
+
+
+def test_a_threshold_below_one_means_one() -> None:
+    breaker = Breaker(threshold=0)
+    assert breaker.allows(0.0)
+    breaker.failed(0.0)
+    assert not breaker.allows(0.0)

@@ -1,0 +1,616 @@
+"""The whole decision loop of a request."""
+
+import pytest
+from core_parts import Desk, key_of, outcome_of, request_for
+
+from preheat.core.controller import MAX_VARIANTS, Freshness
+from preheat.core.inventory import ENTRY_OVERHEAD_BYTES
+from preheat.core.types import (
+    FOREVER,
+    Drop,
+    Forward,
+    Hit,
+    Invalidation,
+    Join,
+    Keep,
+    Reject,
+    Request,
+    Want,
+)
+
+REUSE = Freshness(variants=1)
+THREE = Freshness(variants=3)
+
+
+# hits and misses
+
+
+def test_a_first_request_leads_and_its_equal_hits() -> None:
+    desk = Desk()
+    first = request_for("a")
+    assert desk.controller.on_request(first, 0.0) == Forward("miss", "key-first-seen", True)
+    effects = desk.controller.on_outcome(outcome_of(first, 0.0), "key-first-seen", 2.5)
+    assert effects == Keep(key_of("a"), ())
+    desk.controller.on_stored(first, key_of("a"), ok=True)
+    hit = desk.controller.on_request(request_for("a"), 10.0)
+    assert hit == Hit(key_of("a"), age_s=7.5, ttl_s=3600.0 - 7.5)
+    assert desk.counters.stored == 1
+
+
+def test_an_entry_pays_for_its_overhead_too() -> None:
+    desk = Desk()
+    desk.forward(request_for("a"), 0.0, size_bytes=500)
+    assert desk.inventory.size_bytes == 500 + ENTRY_OVERHEAD_BYTES
+
+
+def test_a_hit_is_booked_at_once_with_what_its_answer_cost() -> None:
+    desk = Desk()
+    desk.forward(request_for("a"), 0.0)
+    desk.controller.on_request(request_for("a"), 1.0)
+    accounts = dict(desk.ledger.accounts())
+    forward = accounts["local", "m1", "forward", "key-first-seen"]
+    exact = accounts["local", "m1", "exact", "exact"]
+    assert exact.saved_by_us == forward.paid > 0
+    assert exact.saved_by_us_ns == forward.paid_ns == 2_500_000_000
+    assert desk.ledger.total().residual == 0
+
+
+def test_a_hit_spares_its_entry_from_eviction() -> None:
+    desk = Desk(budget_entries=2)
+    desk.forward(request_for("a"), 0.0)
+    desk.forward(request_for("b"), 0.0)
+    desk.controller.on_request(request_for("a"), 1.0)
+    effects = desk.forward(request_for("c"), 2.0)
+    assert effects == Keep(key_of("c"), (key_of("b"),))
+    assert desk.counters.evicted == 1
+
+
+def test_two_requests_whose_keys_collide_never_share_an_answer() -> None:
+    desk = Desk()
+    desk.forward(request_for("a"), 0.0)
+    other = request_for("b", key=key_of("a"))
+    assert desk.controller.on_request(other, 1.0) == Forward("miss", "collision", True)
+    desk.controller.on_outcome(outcome_of(other, 1.0), "collision", 2.0)
+    desk.controller.on_stored(other, key_of("a"), ok=True)
+    assert desk.reason(request_for("a"), 3.0) == "collision"
+    assert isinstance(desk.controller.on_request(other, 3.0), Hit)
+
+
+# RFC 9111: what a request may ask of an entry that is 100 s old and lives 50 s more, and of one
+# that expired 20 s ago where stale answers are kept for 60 s.
+
+FRESH = [
+    (Want(), "hit"),
+    (Want(no_cache=True), "no-cache"),
+    (Want(no_store=True), "no-store"),
+    (Want(max_age_s=100.0), "hit"),
+    (Want(max_age_s=99.9), "not-fresh-enough"),
+    (Want(max_age_s=0.0), "not-fresh-enough"),
+    (Want(max_age_s=FOREVER), "hit"),
+    (Want(min_fresh_s=50.0), "hit"),
+    (Want(min_fresh_s=50.1), "not-fresh-enough"),
+    (Want(max_stale_s=FOREVER), "hit"),
+    (Want(max_age_s=200.0, min_fresh_s=10.0), "hit"),
+    (Want(max_age_s=200.0, min_fresh_s=60.0), "not-fresh-enough"),
+    (Want(only_if_cached=True), "hit"),
+    (Want(only_if_cached=True, max_age_s=99.0), "rejected"),
+    (Want(only_if_cached=True, min_fresh_s=51.0), "rejected"),
+    (Want(only_if_cached=True, no_cache=True), "rejected"),
+    (Want(only_if_cached=True, no_store=True), "rejected"),
+    (Want(no_cache=True, no_store=True), "no-store"),
+    (Want(no_cache=True, max_stale_s=FOREVER), "no-cache"),
+]
+STALE = [
+    (Want(), "expired"),
+    (Want(max_stale_s=FOREVER), "hit"),
+    (Want(max_stale_s=20.1), "hit"),
+    (Want(max_stale_s=19.9), "expired"),
+    (Want(max_stale_s=5.0), "expired"),
+    (Want(max_stale_s=FOREVER, min_fresh_s=1.0), "expired"),
+    (Want(max_stale_s=FOREVER, max_age_s=170.0), "hit"),
+    (Want(max_stale_s=FOREVER, max_age_s=160.0), "expired"),
+    (Want(max_age_s=FOREVER), "expired"),
+    (Want(max_stale_s=FOREVER, only_if_cached=True), "hit"),
+    (Want(only_if_cached=True), "rejected"),
+    (Want(no_cache=True), "no-cache"),
+    (Want(max_stale_s=FOREVER, no_cache=True), "no-cache"),
+    (Want(no_store=True), "no-store"),
+]
+FWD = {
+    "no-cache": "request",
+    "not-fresh-enough": "request",
+    "no-store": "bypass",
+    "expired": "stale",
+}
+
+
+def expected_word(desk: Desk, request: Request, now: float) -> str:
+    decision = desk.controller.on_request(request, now)
+    match decision:
+        case Hit():
+            return "hit"
+        case Reject(504, "only-if-cached"):
+            return "rejected"
+        case Forward(fwd, reason, _):
+            assert FWD[reason] == fwd
+            return reason
+    raise AssertionError(decision)
+
+
+@pytest.mark.parametrize(("want", "word"), FRESH)
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_fresh_entry_answers_whom_rfc_9111_lets_it(want: Want, word: str, sampled: bool) -> None:
+    desk = Desk(freshness=Freshness(ttl_s=150.0, variants=1), stale_s=60.0)
+    desk.forward(request_for("a", sampled=sampled), 0.0)
+    assert expected_word(desk, request_for("a", want, sampled=sampled), 100.0) == word
+
+
+@pytest.mark.parametrize(("want", "word"), STALE)
+@pytest.mark.parametrize("sampled", [False, True])
+def test_an_expired_entry_answers_whom_rfc_9111_lets_it(
+    want: Want, word: str, sampled: bool
+) -> None:
+    desk = Desk(freshness=Freshness(ttl_s=150.0, variants=1), stale_s=60.0)
+    desk.forward(request_for("a", sampled=sampled), 0.0)
+    assert expected_word(desk, request_for("a", want, sampled=sampled), 170.0) == word
+
+
+def test_no_stale_answer_is_older_than_the_operator_allows() -> None:
+    desk = Desk(freshness=Freshness(ttl_s=150.0), stale_s=60.0)
+    desk.forward(request_for("a"), 0.0)
+    want = Want(max_stale_s=FOREVER)
+    hit = desk.controller.on_request(request_for("a", want), 209.9)
+    assert isinstance(hit, Hit)
+    assert hit.ttl_s < 0
+    assert desk.reason(request_for("a", want), 210.0) == "expired"
+
+
+def test_max_stale_finds_nothing_where_nothing_stale_is_kept() -> None:
+    desk = Desk(freshness=Freshness(ttl_s=150.0), stale_s=0.0)
+    desk.forward(request_for("a"), 0.0)
+    assert desk.reason(request_for("a", Want(max_stale_s=FOREVER)), 150.0) == "expired"
+
+
+def test_an_entry_is_fresh_until_the_moment_it_expires() -> None:
+    desk = Desk(freshness=Freshness(ttl_s=150.0))
+    desk.forward(request_for("a"), 0.0)
+    assert isinstance(desk.controller.on_request(request_for("a"), 149.999), Hit)
+    assert desk.reason(request_for("a"), 150.0) == "expired"
+
+
+def test_only_if_cached_is_refused_where_nothing_is_known() -> None:
+    desk = Desk()
+    want = Want(only_if_cached=True)
+    rejected = Reject(504, "only-if-cached")
+    assert desk.controller.on_request(request_for("a", want), 0.0) == rejected
+    assert desk.controller.on_request(request_for("a", want, sampled=True), 0.0) == rejected
+    assert desk.controller.on_request(request_for("a", want, bypass="bypass-store"), 0.0) == rejected
+    leader = request_for("a")
+    desk.controller.on_request(leader, 0.0)
+    assert desk.controller.on_request(request_for("a", want), 0.0) == rejected
+
+
+# joins
+
+
+def test_a_hundred_equal_requests_are_one_forward_and_99_joins() -> None:
+    desk = Desk()
+    requests = [request_for("a") for _ in range(100)]
+    first, *rest = [desk.controller.on_request(request, 0.0) for request in requests]
+    assert first == Forward("miss", "key-first-seen", True)
+    assert rest == [Join(requests[0].id)] * 99
+    outcome = outcome_of(requests[0], 0.0, joined=tuple(requests[1:]))
+    desk.controller.on_outcome(outcome, "key-first-seen", 2.5)
+    accounts = dict(desk.ledger.accounts())
+    assert accounts["local", "m1", "join", "join"].requests == 99
+    assert accounts["local", "m1", "join", "join"].saved_by_us == 99 * desk.ledger.total().paid
+    assert desk.ledger.total().residual == 0
+
+
+def test_a_join_is_booked_to_the_tenant_and_model_of_who_joined() -> None:
+    desk = Desk()
+    leader, follower = request_for("a"), request_for("a", tenant="other")
+    desk.controller.on_request(leader, 0.0)
+    desk.controller.on_outcome(outcome_of(leader, 0.0, joined=(follower,)), "x", 1.0)
+    assert dict(desk.ledger.accounts())["other", "m1", "join", "join"].requests == 1
+
+
+@pytest.mark.parametrize("variants", [0, 1, 3])
+def test_a_sampled_request_neither_leads_nor_joins(variants: int) -> None:
+    desk = Desk(freshness=Freshness(variants=variants))
+    for _ in range(3):
+        decision = desk.controller.on_request(request_for("a", sampled=True), 0.0)
+        assert isinstance(decision, Forward)
+        assert not decision.joinable
+
+
+def test_no_store_neither_leads_nor_joins() -> None:
+    desk = Desk()
+    alone = Forward("bypass", "no-store", False)
+    want = Want(no_store=True)
+    assert desk.controller.on_request(request_for("a", want), 0.0) == alone
+    assert desk.controller.on_request(request_for("a"), 0.0) == Forward(
+        "miss", "key-first-seen", True
+    )
+    assert desk.controller.on_request(request_for("a", want), 0.0) == alone
+
+
+def test_a_request_that_bypasses_neither_leads_nor_joins() -> None:
+    desk = Desk()
+    for _ in range(2):
+        decision = desk.controller.on_request(request_for("a", bypass="bypass-inexact"), 0.0)
+        assert decision == Forward("bypass", "bypass-inexact", False)
+
+
+def test_a_colliding_request_goes_alone_and_ends_nobodys_flight() -> None:
+    desk = Desk()
+    leader, other = request_for("a"), request_for("b", key=key_of("a"))
+    desk.controller.on_request(leader, 0.0)
+    decision = desk.controller.on_request(other, 0.0)
+    assert decision == Forward("miss", "key-first-seen", False)
+    desk.controller.on_failure(other)
+    assert desk.controller.on_request(request_for("a"), 0.0) == Join(leader.id)
+
+
+def test_no_cache_leads_where_nobody_does() -> None:
+    desk = Desk()
+    desk.forward(request_for("a"), 0.0)
+    fresh = request_for("a", Want(no_cache=True))
+    assert desk.controller.on_request(fresh, 1.0) == Forward("request", "no-cache", True)
+    late = request_for("a", Want(max_age_s=0.5))
+    assert desk.controller.on_request(late, 1.0) == Join(fresh.id)
+
+
+def test_no_cache_goes_alone_where_somebody_leads() -> None:
+    desk = Desk()
+    leader = request_for("a")
+    desk.controller.on_request(leader, 0.0)
+    alone = request_for("a", Want(no_cache=True))
+    assert desk.controller.on_request(alone, 0.5) == Forward("request", "no-cache", False)
+    desk.controller.on_outcome(outcome_of(alone, 0.5), "no-cache", 1.0)
+    desk.controller.on_stored(alone, key_of("a"), ok=True)
+    assert isinstance(desk.controller.on_request(request_for("a"), 1.0), Hit)
+
+
+def test_nobody_joins_a_flight_that_has_outgrown_its_buffer() -> None:
+    desk = Desk()
+    leader = request_for("a")
+    desk.controller.on_request(leader, 0.0)
+    desk.controller.on_overflow(leader)
+    assert desk.controller.on_request(request_for("a"), 1.0) == Forward(
+        "miss", "key-first-seen", True
+    )
+
+
+@pytest.mark.parametrize("end", ["failed", "dropped", "stored", "not stored"])
+def test_nobody_joins_a_flight_that_has_ended(end: str) -> None:
+    desk = Desk()
+    leader = request_for("a")
+    desk.controller.on_request(leader, 0.0)
+    if end == "failed":
+        desk.controller.on_failure(leader)
+    elif end == "dropped":
+        desk.controller.on_outcome(outcome_of(leader, 0.0, unstorable="finish-length"), "x", 1.0)
+    else:
+        desk.controller.on_outcome(outcome_of(leader, 0.0), "x", 1.0)
+        desk.controller.on_stored(leader, key_of("a"), ok=end == "stored")
+    decision = desk.controller.on_request(request_for("a"), 2.0)
+    assert isinstance(decision, Hit if end == "stored" else Forward)
+
+
+def test_a_late_end_of_an_old_flight_does_not_end_the_next_one() -> None:
+    desk = Desk()
+    old, new = request_for("a"), request_for("a")
+    desk.controller.on_request(old, 0.0)
+    desk.controller.on_overflow(old)
+    desk.controller.on_request(new, 1.0)
+    desk.controller.on_failure(old)
+    assert desk.controller.on_request(request_for("a"), 2.0) == Join(new.id)
+
+
+def test_of_those_whose_flight_failed_one_leads_and_the_others_join_it() -> None:
+    desk = Desk()
+    requests = [request_for("a") for _ in range(4)]
+    for request in requests:
+        desk.controller.on_request(request, 0.0)
+    desk.controller.on_failure(requests[0])
+    again = [desk.controller.on_miss(request, 1.0) for request in requests[1:]]
+    assert again == [
+        Forward("miss", "key-first-seen", True),
+        Join(requests[1].id),
+        Join(requests[1].id),
+    ]
+
+
+def test_a_hit_whose_body_is_gone_becomes_a_miss_and_the_entry_goes_too() -> None:
+    desk = Desk()
+    desk.forward(request_for("a"), 0.0)
+    request = request_for("a")
+    assert isinstance(desk.controller.on_request(request, 1.0), Hit)
+    assert desk.controller.on_miss(request, 1.0) == Forward("miss", "evicted", True)
+    assert len(desk.inventory) == 0
+
+
+# what is kept
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"unstorable": "finish-length"}, "finish-length"),
+        ({"unstorable": "unfinished"}, "unfinished"),
+        ({"size_bytes": 100_001}, "larger-than-entry"),
+    ],
+)
+def test_what_is_not_kept_says_why_at_the_next_asking(
+    fields: dict[str, object], reason: str
+) -> None:
+    desk = Desk()
+    assert desk.forward(request_for("a"), 0.0, **fields) == Drop(reason)
+    assert desk.counters.dropped == {reason: 1}
+    assert desk.reason(request_for("a"), 1.0) == reason
+
+
+@pytest.mark.parametrize(
+    ("want", "ask_fields", "reason"),
+    [
+        (Want(no_store=True), {}, "no-store"),
+        (Want(), {"bypass": "bypass-store"}, "bypass-store"),
+        (Want(), {"sampled": True}, "bypass-sampled"),
+    ],
+)
+@pytest.mark.parametrize("unstorable", ["", "finish-length"])
+def test_what_bypasses_the_cache_leaves_no_trace_in_it(
+    want: Want, ask_fields: dict[str, object], reason: str, unstorable: str
+) -> None:
+    desk = Desk()
+    effects = desk.forward(request_for("a", want, **ask_fields), 0.0, unstorable=unstorable)
+    assert effects == Drop(unstorable or reason)
+    assert len(desk.inventory) == 0
+    assert desk.reason(request_for("a"), 1.0) == "key-first-seen"
+
+
+def test_an_entry_of_zero_seconds_is_not_kept() -> None:
+    desk = Desk()
+    assert desk.forward(request_for("a", Want(ttl_s=0)), 0.0) == Drop("ttl-zero")
+    assert desk.reason(request_for("a"), 1.0) == "ttl-zero"
+
+
+@pytest.mark.parametrize(
+    ("wanted_s", "ttl_s"), [(None, 100.0), (50.0, 50.0), (150.0, 150.0), (1e9, 200.0)]
+)
+def test_a_life_is_the_settings_or_what_was_asked_for_but_never_more_than_the_most(
+    wanted_s: float | None, ttl_s: float
+) -> None:
+    desk = Desk(freshness=Freshness(ttl_s=100.0, max_ttl_s=200.0))
+    desk.forward(request_for("a", Want(ttl_s=wanted_s)), 0.0)
+    hit = desk.controller.on_request(request_for("a"), 0.0)
+    assert isinstance(hit, Hit)
+    assert hit.ttl_s == ttl_s
+
+
+def test_a_setting_beyond_the_most_is_cut_too() -> None:
+    desk = Desk(freshness=Freshness(ttl_s=500.0, max_ttl_s=200.0))
+    desk.forward(request_for("a"), 0.0)
+    assert desk.reason(request_for("a"), 200.0) == "expired"
+
+
+def test_a_namespace_has_its_own_life() -> None:
+    desk = Desk(namespaces={"short": Freshness(ttl_s=5.0)})
+    desk.forward(request_for("a", namespace="short"), 0.0)
+    assert desk.reason(request_for("a", namespace="short"), 5.0) == "expired"
+
+
+def test_an_entry_that_the_store_did_not_take_is_gone() -> None:
+    desk = Desk()
+    request = request_for("a")
+    desk.controller.on_request(request, 0.0)
+    desk.controller.on_outcome(outcome_of(request, 0.0), "x", 1.0)
+    desk.controller.on_stored(request, key_of("a"), ok=False)
+    assert len(desk.inventory) == 0
+    assert desk.reason(request_for("a"), 2.0) == "store-failed"
+    assert desk.counters.stored == 0
+
+
+def test_a_store_may_fail_for_an_entry_that_was_invalidated_meanwhile() -> None:
+    desk = Desk()
+    request = request_for("a")
+    desk.controller.on_request(request, 0.0)
+    desk.controller.on_outcome(outcome_of(request, 0.0), "x", 1.0)
+    desk.controller.on_invalidate(Invalidation(model="m1"), 1.5, dry_run=False)
+    desk.controller.on_stored(request, key_of("a"), ok=False)
+    assert desk.reason(request_for("a"), 2.0) == "invalidated"
+
+
+def test_an_entry_carries_what_invalidations_ask_for() -> None:
+    desk = Desk()
+    desk.forward(request_for("a", Want(tags=("red",)), tenant="t", namespace="n"), 0.0)
+    record = desk.inventory.find(key_of("a"))
+    assert record is not None
+    assert (record.tenant, record.namespace, record.model, record.tags) == (
+        "t",
+        "n",
+        "m1",
+        ("red",),
+    )
+
+
+def test_every_kind_of_miss_has_its_reason() -> None:
+    desk = Desk(budget_bytes=10_000, budget_entries=1, freshness=Freshness(ttl_s=10.0))
+    assert desk.reason(request_for("new"), 0.0) == "key-first-seen"
+    desk.forward(request_for("evicted"), 0.0)
+    desk.forward(request_for("expired"), 0.0)
+    assert desk.reason(request_for("evicted"), 1.0) == "evicted"
+    assert desk.reason(request_for("expired"), 10.0) == "expired"
+    assert desk.controller.on_tick(10.0) == (key_of("expired"),)
+    assert desk.reason(request_for("expired"), 11.0) == "expired"
+    desk.forward(request_for("large"), 11.0, size_bytes=9_999)
+    assert desk.reason(request_for("large"), 12.0) == "larger-than-cache"
+    desk.forward(request_for("doomed"), 12.0)
+    desk.controller.on_invalidate(Invalidation(model="m1"), 13.0, dry_run=False)
+    assert desk.reason(request_for("doomed"), 14.0) == "invalidated"
+
+
+def test_whom_the_door_keeps_out_is_told() -> None:
+    desk = Desk(budget_entries=1, admit="doorkeeper")
+    desk.forward(request_for("a"), 0.0)
+    desk.controller.on_request(request_for("a"), 0.0)
+    assert desk.forward(request_for("b"), 1.0) == Drop("not-admitted")
+    assert desk.reason(request_for("b"), 2.0) == "not-admitted"
+
+
+# sampled requests
+
+
+def test_a_sampled_request_bypasses_by_default_and_its_repeats_are_counted() -> None:
+    desk = Desk()
+    for _ in range(3):
+        assert desk.reason(request_for("a", sampled=True), 0.0) == "bypass-sampled"
+    assert desk.counters.sampled_repeats == 2
+
+
+def test_reuse_gives_one_answer_to_sampled_requests_too() -> None:
+    desk = Desk(freshness=REUSE)
+    assert desk.reason(request_for("a", sampled=True), 0.0) == "key-first-seen"
+    desk.forward(request_for("a", sampled=True), 0.0)
+    assert isinstance(desk.controller.on_request(request_for("a", sampled=True), 1.0), Hit)
+    assert desk.counters.sampled_repeats == 0
+
+
+def test_as_many_variants_are_computed_as_are_wanted_and_then_one_is_drawn() -> None:
+    desk = Desk(freshness=THREE)
+    reasons = []
+    kept = []
+    for now in range(3):
+        request = request_for("a", sampled=True)
+        decision = desk.controller.on_request(request, now)
+        assert isinstance(decision, Forward)
+        reasons.append(decision.reason)
+        effects = desk.controller.on_outcome(outcome_of(request, now), decision.reason, now)
+        assert isinstance(effects, Keep)
+        kept.append(effects.key)
+    assert reasons == ["key-first-seen", "variant-wanted", "variant-wanted"]
+    assert len(set(kept)) == 3
+    drawn = []
+    for draw in (0.0, 0.34, 0.99):
+        desk.drawn = draw
+        hit = desk.controller.on_request(request_for("a", sampled=True), 5.0)
+        assert isinstance(hit, Hit)
+        drawn.append(hit.key)
+    assert drawn == kept
+
+
+def test_an_expired_variant_is_computed_anew_in_its_place() -> None:
+    desk = Desk(freshness=Freshness(ttl_s=10.0, variants=2), stale_s=100.0)
+    first = desk.forward(request_for("a", sampled=True), 0.0)
+    second = desk.forward(request_for("a", sampled=True), 6.0)
+    assert isinstance(first, Keep)
+    assert isinstance(second, Keep)
+    assert desk.reason(request_for("a", sampled=True), 12.0) == "variant-wanted"
+    assert desk.forward(request_for("a", sampled=True), 12.0) == Keep(first.key, ())
+    assert desk.reason(request_for("a", sampled=True), 30.0) == "expired"
+
+
+def test_variants_that_are_not_fresh_enough_are_replaced_oldest_first() -> None:
+    desk = Desk(freshness=Freshness(variants=2))
+    kept = [desk.forward(request_for("a", sampled=True), now) for now in (0.0, 1.0)]
+    fresh = Want(no_cache=True)
+    again = [desk.forward(request_for("a", fresh, sampled=True), now) for now in (2.0, 3.0)]
+    assert [effects.key for effects in again] == [effects.key for effects in kept]
+    assert len(desk.inventory) == 2
+
+
+def test_a_colliding_variant_is_nobodys_answer() -> None:
+    desk = Desk(freshness=REUSE)
+    desk.forward(request_for("a", sampled=True), 0.0)
+    other = request_for("b", key=key_of("a"), sampled=True)
+    assert desk.reason(other, 1.0) == "collision"
+
+
+def test_a_namespace_decides_on_sampled_requests_by_itself() -> None:
+    desk = Desk(namespaces={"reuse": REUSE})
+    desk.forward(request_for("a", namespace="reuse", sampled=True), 0.0)
+    again = request_for("a", namespace="reuse", sampled=True)
+    assert isinstance(desk.controller.on_request(again, 1.0), Hit)
+    assert desk.reason(request_for("a", sampled=True), 1.0) == "bypass-sampled"
+
+
+def test_the_keys_of_all_variants_differ() -> None:
+    desk = Desk(freshness=Freshness(variants=MAX_VARIANTS))
+    keys = set()
+    for now in range(MAX_VARIANTS):
+        effects = desk.forward(request_for("a", sampled=True), now)
+        assert isinstance(effects, Keep)
+        keys.add(effects.key)
+    assert len(keys) == MAX_VARIANTS == len(desk.inventory)
+
+
+# invalidation and time
+
+
+def test_an_answer_asked_for_before_an_invalidation_is_not_kept_after_it() -> None:
+    desk = Desk()
+    request = request_for("a", Want(tags=("red",)))
+    desk.controller.on_request(request, 0.0)
+    what = Invalidation(tags=frozenset({"red"}))
+    assert desk.controller.on_invalidate(what, 1.0, dry_run=False).keys == ()
+    effects = desk.controller.on_outcome(outcome_of(request, 0.0), "key-first-seen", 2.0)
+    assert effects == Drop("invalidated")
+    assert desk.reason(request_for("a"), 3.0) == "invalidated"
+
+
+def test_an_answer_asked_for_after_an_invalidation_is_kept() -> None:
+    desk = Desk()
+    desk.controller.on_invalidate(Invalidation(model="m1"), 1.0, dry_run=False)
+    assert desk.forward(request_for("a"), 1.1) == Keep(key_of("a"), ())
+
+
+def test_a_dry_run_counts_what_an_invalidation_would_find_and_changes_nothing() -> None:
+    desk = Desk()
+    desk.forward(request_for("a"), 0.0)
+    found = desk.controller.on_invalidate(Invalidation(model="m1"), 1.0, dry_run=True)
+    assert found.keys == (key_of("a"),)
+    assert found.size_bytes == desk.inventory.size_bytes
+    assert desk.counters.invalidated == 0
+    assert isinstance(desk.controller.on_request(request_for("a"), 2.0), Hit)
+    removed = desk.controller.on_invalidate(Invalidation(model="m1"), 3.0, dry_run=False)
+    assert removed == found
+    assert desk.counters.invalidated == 1
+    assert desk.reason(request_for("a"), 4.0) == "invalidated"
+
+
+def test_a_tick_removes_what_is_past_its_life_and_counts_it() -> None:
+    desk = Desk(freshness=Freshness(ttl_s=10.0))
+    desk.forward(request_for("a"), 0.0)
+    desk.forward(request_for("b"), 5.0)
+    assert desk.controller.on_tick(9.0) == ()
+    assert desk.controller.on_tick(10.0) == (key_of("a"),)
+    assert desk.counters.expired == 1
+    assert len(desk.inventory) == 1
+
+
+def test_flights_that_end_leave_nothing_behind() -> None:
+    desk = Desk(budget_entries=10)
+    for number in range(1_000):
+        request = request_for(number)
+        desk.controller.on_request(request, 0.0)
+        match number % 4:
+            case 0:
+                desk.controller.on_failure(request)
+            case 1:
+                desk.controller.on_overflow(request)
+            case 2:
+                desk.controller.on_outcome(outcome_of(request, 0.0, unstorable="x"), "x", 1.0)
+            case _:
+                desk.controller.on_outcome(outcome_of(request, 0.0), "x", 1.0)
+                desk.controller.on_stored(request, request.ask.key, ok=True)
+    assert desk.controller._leaders == {}
+    assert len(desk.inventory) == 10
+
+
+def test_an_answer_without_usage_is_kept_all_the_same() -> None:
+    desk = Desk()
+    desk.forward(request_for("a"), 0.0, usage=None)
+    assert isinstance(desk.controller.on_request(request_for("a"), 1.0), Hit)
+    assert desk.ledger.total().unpriced == 2
+    assert desk.ledger.total().input_tokens == 0

@@ -1,0 +1,73 @@
+"""The one definition of each number we report."""
+
+import pytest
+from core_parts import PRICES, USAGE
+
+from preheat.core import stats
+from preheat.core.ledger import Ledger
+from preheat.core.stats import LATENCY_BOUNDS_S, Counters, Histogram
+from preheat.core.types import Usage
+
+
+def test_a_duration_counts_in_the_first_bucket_that_holds_it() -> None:
+    histogram = Histogram()
+    for duration_s in (0.0, 0.0001, 0.00011, 300.0, 301.0):
+        histogram.observe(duration_s)
+    assert histogram.counts[:2] == [2, 1]
+    assert histogram.counts[-2:] == [1, 1]
+    assert histogram.count == 5
+    assert histogram.sum_s == pytest.approx(601.00021)
+
+
+def test_bounds_rise() -> None:
+    assert list(LATENCY_BOUNDS_S) == sorted(set(LATENCY_BOUNDS_S))
+
+
+def test_a_word_is_counted_under_its_name() -> None:
+    counters = Counters()
+    counters.bump(counters.refused, "too-deep")
+    counters.bump(counters.refused, "too-deep")
+    assert counters.refused == {"too-deep": 2}
+    assert counters.engine_errors == {}
+
+
+def test_an_empty_ledger_has_ratios_of_zero() -> None:
+    ratios = stats.hit_ratios(Ledger({}))
+    assert ratios == {
+        "exact": stats.HitRatio(0.0, 0.0),
+        "join": stats.HitRatio(0.0, 0.0),
+    }
+
+
+def test_hit_ratios_are_shares_of_all_answers_by_requests_and_by_tokens() -> None:
+    ledger = Ledger(PRICES)
+    ledger.book_forward("t", "m1", "key-first-seen", Usage(90, 10), 1.0)
+    ledger.book_forward("t", "m1", "bypass-sampled", Usage(290, 10), 1.0)
+    ledger.account("t", "m1", "exact", "exact").save(ledger.share_of("m1", Usage(90, 10), 1.0))
+    ledger.account("u", "m1", "join", "join").save(ledger.share_of("m1", Usage(490, 10), 1.0))
+    ratios = stats.hit_ratios(ledger)
+    assert ratios["exact"] == stats.HitRatio(by_requests=0.25, by_tokens=0.1)
+    assert ratios["join"] == stats.HitRatio(by_requests=0.25, by_tokens=0.5)
+
+
+def test_sums_by_layer_leave_nothing_out() -> None:
+    ledger = Ledger(PRICES)
+    for tenant in ("a", "b"):
+        for reason in ("expired", "evicted"):
+            ledger.book_forward(tenant, "m1", reason, USAGE, 0.5)
+    sums = stats.by_layer(ledger)
+    assert {name: account.requests for name, account in sums.items()} == {
+        ("forward", "expired"): 2,
+        ("forward", "evicted"): 2,
+    }
+    assert sum(account.paid for account in sums.values()) == ledger.total().paid
+
+
+def test_rows_come_in_a_stable_order() -> None:
+    one, other = Ledger({}), Ledger({})
+    names = [("b", "x"), ("a", "y"), ("a", "x")]
+    for tenant, model in names:
+        one.book_forward(tenant, model, "expired", None, 0.0)
+    for tenant, model in reversed(names):
+        other.book_forward(tenant, model, "expired", None, 0.0)
+    assert [name for name, _ in stats.rows(one)] == [name for name, _ in stats.rows(other)]

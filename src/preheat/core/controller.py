@@ -64,6 +64,8 @@ class Controller:
         draw: Callable[[], float],
     ) -> None:
         self._inventory = inventory
+        # Asked for every request, so without a frame of their own in between:
+        self._find, self._see, self._touch = inventory.find, inventory.see, inventory.touch
         self._ledger = ledger
         self._counters = counters
         self._freshness = freshness
@@ -75,27 +77,19 @@ class Controller:
 
     def on_request(self, request: Request, now: float) -> Decision:
         """The one question. A hit is booked at once."""
-        ask, want = request.ask, request.want
-        bypass = ask.bypass or ("no-store" if want.no_store else "")
-        if not bypass and ask.sampled:
-            return self._on_sampled(request, now)
-        if bypass:
-            return _rejected(want) or Forward("bypass", bypass, joinable=False)
-        self._inventory.see(ask.key, now)
-        record = self._inventory.find(ask.key)
-        if record is not None and (
-            record.check == ask.check
-            and (
-                (want is NOTHING_SPECIAL and record.expires_at > now)
-                or self._satisfies(record, want, now)
-            )
-        ):
-            return self._hit(ask.key, record, now)
-        return _rejected(want) or self._miss(request, record, now)
+        ask = request.ask
+        if request.want is not NOTHING_SPECIAL or ask.sampled or ask.bypass:
+            return self._on_special(request, now)
+        key = ask.key
+        self._see(key, now)
+        record = self._find(key)
+        if record is not None and record.check == ask.check and record.expires_at > now:
+            return self._hit(key, record, now)
+        return self._miss(request, record, now)
 
     def on_miss(self, request: Request, now: float) -> Join | Forward:
         """A hit's body was gone, or the flight this request had joined failed before its start."""
-        if self._inventory.find(request.ask.key) is not None:
+        if self._find(request.ask.key) is not None:
             self._inventory.remove(request.ask.key, "evicted")
         return self._miss(request, None, now)
 
@@ -128,7 +122,7 @@ class Controller:
         """The one confirmation: the body is in the store, or isn't."""
         if ok:
             self._counters.stored += 1
-        elif self._inventory.find(key) is not None:  # else evicted or invalidated meanwhile
+        elif self._find(key) is not None:  # else evicted or invalidated meanwhile
             self._inventory.remove(key, "store-failed")
         self._end_flight(request)
 
@@ -149,6 +143,20 @@ class Controller:
             self._counters.invalidated += len(removed.keys)
         return removed
 
+    def _on_special(self, request: Request, now: float) -> Decision:
+        """A request that bypasses the cache, or says how it wants it used."""
+        ask, want = request.ask, request.want
+        bypass = ask.bypass or ("no-store" if want.no_store else "")
+        if bypass:
+            return _rejected(want) or Forward("bypass", bypass, joinable=False)
+        if ask.sampled:
+            return self._on_sampled(request, now)
+        self._see(ask.key, now)
+        record = self._find(ask.key)
+        if record is not None and record.check == ask.check and self._satisfies(record, want, now):
+            return self._hit(ask.key, record, now)
+        return _rejected(want) or self._miss(request, record, now)
+
     def _on_sampled(self, request: Request, now: float) -> Decision:
         """Rule 10: sampled requests bypass unless the namespace reuses answers; they never join."""
         ask, want = request.ask, request.want
@@ -157,10 +165,10 @@ class Controller:
             if self._sampled_seen.add(ask.key):
                 self._counters.sampled_repeats += 1
             return _rejected(want) or Forward("bypass", "bypass-sampled", joinable=False)
-        self._inventory.see(ask.key, now)
+        self._see(ask.key, now)
         usable = []
         for key in _variant_keys(ask.key, variants):
-            record = self._inventory.find(key)
+            record = self._find(key)
             if (
                 record is not None
                 and record.check == ask.check
@@ -177,10 +185,10 @@ class Controller:
             return Forward("request", "no-cache", joinable=False)
         if usable:
             return Forward("miss", "variant-wanted", joinable=False)
-        return self._forward(ask, self._inventory.find(ask.key), now, joinable=False)
+        return self._forward(ask, self._find(ask.key), now, joinable=False)
 
     def _hit(self, key: Key, record: Record, now: float) -> Hit:
-        self._inventory.touch(key, now)
+        self._touch(key, now)
         record.account.save(record.share)
         return Hit(key, now - record.stored_at, record.expires_at - now)
 
@@ -257,7 +265,7 @@ class Controller:
         keys = _variant_keys(ask.key, self._freshness_of(request.namespace).variants)
         oldest = (float("inf"), ask.key)
         for key in keys:
-            record = self._inventory.find(key)
+            record = self._find(key)
             if record is None or record.check != ask.check or record.expires_at <= now:
                 return key
             oldest = min(oldest, (record.stored_at, key))

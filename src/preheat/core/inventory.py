@@ -59,7 +59,6 @@ class Inventory:
         self.size_bytes = 0
         self.stale_s = stale_s
         self._records: dict[Key, Record] = {}
-        # Called for every request, so without a frame of their own in between:
         self.find: Final[Callable[[Key], Record | None]] = self._records.get
         self.see: Final = admission.see
         self.touch: Final = eviction.touch

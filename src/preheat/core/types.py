@@ -15,7 +15,7 @@ Check = NewType("Check", bytes)
 """256 bits, independent of the key, compared on every hit: two requests never share an answer
 because their keys happen to collide."""
 
-RequestId = NewType("RequestId", str)
+RequestId = NewType("RequestId", bytes)
 
 FOREVER: Final = 2**31
 """Seconds; RFC 9111 section 1.2.2 takes a larger delta-seconds for this one."""

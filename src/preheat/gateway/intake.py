@@ -2,8 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, cast
 
 import msgspec
 
@@ -77,7 +77,8 @@ class Intake:
     ) -> None:
         self._tenants = tenants
         self._keyring = keyring
-        self._prefix = request_prefix
+        # A bound method of a bytes object: the cheapest way to a fresh name.
+        self._name = cast(Callable[[int], RequestId], f"{request_prefix}%x".encode().__mod__)
         self._count = 0
         self._keyed = tuple(
             name.lower().encode() for name in dict.fromkeys((*KEYED_HEADERS, *keyed_headers))
@@ -86,7 +87,7 @@ class Intake:
     def next_id(self) -> RequestId:
         """A fresh name for a request."""
         self._count += 1
-        return RequestId(f"{self._prefix}{self._count:x}")
+        return self._name(self._count)
 
     def admit(self, exchange: Exchange) -> str:
         """The tenant who asks. Raises RequestError (401)."""
@@ -103,7 +104,7 @@ class Intake:
             sender = head.memory = self._sender(head)
         self._count += 1
         return Request(
-            RequestId(f"{self._prefix}{self._count:x}"),
+            self._name(self._count),
             sender.tenant,
             sender.namespace,
             self._keyring.ask(exchange.body, sender.partition),

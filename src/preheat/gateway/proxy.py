@@ -24,6 +24,7 @@ from preheat.telemetry.logs import Log
 from preheat.transport.server import Exchange
 from preheat.wire import openai
 
+_ID_PREFIX: Final = {path: dialect.id_prefix for path, dialect in openai.DIALECTS.items()}
 _REJECTIONS: Final = {
     "only-if-cached": "no stored answer, and the request allows no other",
 }
@@ -47,6 +48,7 @@ class Proxy:
         self.flights = Flights()
         self._controller = controller
         self._intake = intake
+        self._read, self._on_request = intake.read, controller.on_request
         self._upstreams = upstreams
         self._store = store
         self._counters = counters
@@ -59,8 +61,8 @@ class Proxy:
     def serve(self, exchange: Exchange) -> None:
         """Answer one request, now or through a flight. Raises RequestError."""
         now = time.monotonic()
-        request = self._intake.read(exchange)
-        decision = self._controller.on_request(request, now)
+        request = self._read(exchange)
+        decision = self._on_request(request, now)
         if type(decision) is Hit:
             self._send_hit(exchange, request, decision, now)
         else:
@@ -71,18 +73,28 @@ class Proxy:
         if answer is None:
             self._act(exchange, request, self._controller.on_miss(request, now), now)
             return
-        ask = request.ask
-        name = request.id.encode()
+        ask, name = request.ask, request.id
         label = ask.label if hit.key == ask.key else hit.key.hex().encode()
-        dialect = openai.DIALECTS[exchange.head.path]
+        id_prefix = _ID_PREFIX[exchange.head.path]
         created = int(time.time())
-        if ask.stream:
-            head = heads.hit(name, label, hit.age_s, hit.ttl_s, heads.EVENTS)
-            body = openai.stream(answer, dialect, dialect.id_prefix + name, created, ask.include_usage)
+        if exchange.head.is_plain and not ask.stream:
+            date = exchange.date
+            exchange.send(
+                heads.whole_hit(
+                    name, label, hit.age_s, hit.ttl_s, date, id_prefix, created, answer.body
+                )
+            )
+        elif ask.stream:
+            dialect = openai.DIALECTS[exchange.path]
+            exchange.reply(
+                heads.hit(name, label, hit.age_s, hit.ttl_s, heads.EVENTS),
+                openai.stream(answer, dialect, id_prefix + name, created, ask.include_usage),
+            )
         else:
-            head = heads.hit(name, label, hit.age_s, hit.ttl_s, heads.JSON)
-            body = openai.whole(answer, dialect.id_prefix + name, created)
-        exchange.reply(head, body)
+            exchange.reply(
+                heads.hit(name, label, hit.age_s, hit.ttl_s, heads.JSON),
+                openai.whole(answer, id_prefix + name, created),
+            )
         self._hit_latency.observe(time.monotonic() - now)
         if self._logs_hits:
             self._log_request(request, 200, "hit", "exact", time.monotonic() - now)
@@ -110,7 +122,7 @@ class Proxy:
     def _listener(
         self, exchange: Exchange, request: Request, cache_status: str, now: float
     ) -> Listener:
-        name = openai.DIALECTS[exchange.path].id_prefix + request.id.encode()
+        name = openai.DIALECTS[exchange.path].id_prefix + request.id
         return Listener(exchange, request, name, cache_status, now)
 
     def _launch(self, listener: Listener, reason: str, generation: int) -> None:
@@ -168,7 +180,7 @@ class Proxy:
         self._controller.on_failure(flight.request)
         if self._logs_misses:
             self._log.event(
-                "engine_failed", request=flight.request.id, engine=flight.call.engine.name, kind=kind
+                "engine_failed", request=flight.request.id.decode(), engine=flight.call.engine.name, kind=kind
             )
 
     def _on_overflow(self, flight: Flight) -> None:
@@ -200,7 +212,7 @@ class Proxy:
     ) -> None:
         self._log.event(
             "request",
-            request=request.id,
+            request=request.id.decode(),
             tenant=request.tenant,
             namespace=request.namespace,
             model=request.ask.model[:128],

@@ -384,7 +384,7 @@ class _Connection(asyncio.Protocol):
         self._is_reused = False
         self._is_reading_paused = False
         self._is_writing_paused = False
-        self._is_spoilt = False  # the engine sent what no request asked for
+        self._is_spoilt = False  # the engine sent more than the response
 
     # What the client does with it.
 
@@ -412,13 +412,6 @@ class _Connection(asyncio.Protocol):
         if self._pool.is_closed:
             self.drop()
             raise self._pool.closed_error()
-        if self._is_spoilt:
-            raise EngineError(
-                f"{self._pool.where} spoke before it was asked: check that the url points at an "
-                "HTTP API",
-                kind="protocol",
-                before_first_byte=False,
-            )
         if self.is_closing():
             raise EngineError(
                 f"{self._pool.where} closed the connection at once: see the engine's log",
@@ -474,7 +467,6 @@ class _Connection(asyncio.Protocol):
         exchange = self._exchange
         if exchange is None:
             # Nobody asked: bytes after a response's end would be taken for the next one's.
-            self._is_spoilt = True
             self._transport.abort()
             return
         exchange.is_heard = True
@@ -578,24 +570,18 @@ class _Connection(asyncio.Protocol):
     def _send_slice(self) -> None:
         """Write the next slice of a large body; called again as the transport drains."""
         unsent = self._unsent
-        if unsent is None or self._is_writing_paused or self._transport.is_closing():
+        if unsent is None or self._is_writing_paused or self.is_closing():
             return
         self._unsent = unsent[_SLICE_BYTES:] if len(unsent) > _SLICE_BYTES else None
         self._transport.write(unsent[:_SLICE_BYTES])
-        if self._unsent is not None and not self._is_writing_paused:
+        if self._unsent is not None:
             self._loop.call_soon(self._send_slice)
 
     def _finish(self, exchange: _Exchange) -> None:
         """Pool the connection again if request and response both went over it to their ends."""
         self._exchange = None
-        if (
-            self._keeps_alive
-            and not self._is_spoilt
-            and not self._is_writing_paused
-            and not self._is_reading_paused
-            and self._unsent is None
-            and not self._transport.is_closing()
-        ):
+        is_sent = self._unsent is None
+        if self._keeps_alive and is_sent and not self._is_spoilt and not self.is_closing():
             if self._needs_parser:
                 self._parser = httptools.HttpResponseParser(self)
             self._is_reused = True

@@ -64,7 +64,7 @@ class Head:
     5.3 allows.
     """
 
-    __slots__ = ("body_bytes", "headers", "is_http_10", "keep_alive", "memory", "method", "path", "query")
+    __slots__ = ("body_bytes", "headers", "is_http_10", "is_plain", "keep_alive", "memory", "method", "path", "query")
 
     def __init__(
         self,
@@ -82,6 +82,7 @@ class Head:
         self.headers = headers
         self.keep_alive = keep_alive
         self.is_http_10 = is_http_10
+        self.is_plain = keep_alive and not is_http_10 and method != b"HEAD"
         self.body_bytes = 0
         self.memory: object = None
 
@@ -156,6 +157,21 @@ class Exchange:
         self.is_started = True
         self.is_done = True
         connection.exchange_done(self)
+
+    @property
+    def date(self) -> bytes:
+        """The Date header line of this second."""
+        return self._connection.server.date
+
+    def send(self, message: bytes) -> None:
+        """The whole answer as the caller framed it; only where `head.is_plain`."""
+        connection = self._connection
+        if connection.server.is_draining:
+            self.keep_alive = False
+        if not self.is_done:
+            self.is_started = self.is_done = True
+            connection.transport.write(message)
+            connection.exchange_done(self)
 
     def begin(self, head: bytes) -> None:
         """The head of an answer whose length isn't known yet."""

@@ -7,7 +7,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-ASK    ?= What is the capital of France?
+ASK    ?= What is 2+2?
 LISTEN ?= 127.0.0.1:8000
 
 .PHONY: serve test check lint clean

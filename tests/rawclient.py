@@ -51,9 +51,13 @@ class Raw:
         plain.settimeout(within_s)
         if receive_bytes is not None:
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        plain.connect(("127.0.0.1", port))
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.socket = tls.wrap_socket(plain, server_hostname="localhost") if tls else plain
+        try:
+            plain.connect(("127.0.0.1", port))
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.socket = tls.wrap_socket(plain, server_hostname="localhost") if tls else plain
+        except OSError:
+            plain.close()
+            raise
         self.unread = b""
 
     def __enter__(self) -> Self:

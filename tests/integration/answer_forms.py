@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+
 from openai_shapes import CHAT, COMPLETIONS
 
 USAGE: Final[dict[str, Any]] = {
@@ -56,25 +57,34 @@ def _chat(
     finish: str = "stop",
     fields: dict[str, Any] | None = None,
     choice: dict[str, Any] | None = None,
-    chunk_choices: Sequence[dict[str, Any]] | None = None,
+    last: dict[str, Any] | None = None,
+    parts: Sequence[dict[str, Any]] | None = None,
     asked: dict[str, Any] | None = None,
 ) -> Form:
-    """A chat answer of one choice: its message, and the deltas between role and finish."""
+    """A chat answer of one choice: its message, and the deltas between role and finish.
+
+    `fields` stand in the body and in each chunk, `choice` in the whole choice, `last` in the
+    chunk that finishes it; `parts` are chunks' choices where those are more than deltas.
+    """
     fields, choice = fields or {}, choice or {}
     whole = {
         **_NAME,
         "object": "chat.completion",
         **fields,
         "choices": [
-            {"index": 0, "message": {"role": "assistant", **message}, **choice, "finish_reason": finish}
+            {
+                "index": 0,
+                "message": {"role": "assistant", **message},
+                **choice,
+                "finish_reason": finish,
+            }
         ],
         "usage": USAGE,
     }
-    parts = chunk_choices or [{"delta": delta} for delta in deltas]
     choices = [
         {"delta": {"role": "assistant", "content": None if message["content"] is None else ""}},
-        *parts,
-        {"delta": {}, "finish_reason": finish},
+        *(parts or [{"delta": delta} for delta in deltas]),
+        {"delta": {}, **(last or {}), "finish_reason": finish},
     ]
     return Form(CHAT, whole, [_chat_chunk([one], fields) for one in choices], asked or {})
 
@@ -93,7 +103,13 @@ def _text(
 ) -> Form:
     """A completion of one choice."""
     named = {**_NAME, "object": "text_completion", **(fields or {})}
-    whole_choice = {"index": 0, "text": text, "logprobs": None, **(choice or {}), "finish_reason": "stop"}
+    whole_choice = {
+        "index": 0,
+        "text": text,
+        "logprobs": None,
+        **(choice or {}),
+        "finish_reason": "stop",
+    }
     whole = {**named, "choices": [whole_choice], "usage": USAGE}
     chunks = [
         {**named, "choices": [{"index": 0, "logprobs": None, "finish_reason": None, **piece}]}
@@ -162,9 +178,41 @@ def _two_texts() -> Form:
     return Form(COMPLETIONS, {**named, "choices": choices, "usage": USAGE}, chunks, {"n": 2})
 
 
+def _filtered() -> Form:
+    """Azure tells what its filters say of the prompt in a chunk without choices, and of the
+    answer in each chunk."""
+    verdict = {"hate": {"filtered": False, "severity": "safe"}}
+    prompt = {"prompt_filter_results": [{"prompt_index": 0, "content_filter_results": verdict}]}
+    parts = [
+        {"delta": {"content": text}, "content_filter_results": verdict}
+        for text in ("Hello", " there.")
+    ]
+    form = _chat(
+        {"content": "Hello there."}, [], choice={"content_filter_results": verdict}, parts=parts
+    )
+    first = {**_NAME, "object": "chat.completion.chunk", "choices": [], **prompt}
+    last = form.chunks[-1]
+    last["choices"][0]["content_filter_results"] = {}
+    return Form(CHAT, form.whole | prompt, [first, *form.chunks])
+
+
+def _padded(form: Form) -> Form:
+    """OpenAI adds letters to each chunk, so that lengths don't tell what is said."""
+    chunks = [chunk | {"obfuscation": "x" * number} for number, chunk in enumerate(form.chunks)]
+    return Form(form.path, form.whole, chunks, form.asked)
+
+
 _WEATHER: Final = _call(1, "weather", '{"city":"Bergen"}')
 _CLOCK: Final = _call(2, "clock", "{}")
-_FAMILY: Final = "👩‍👩‍👧‍👦"
+_FAMILY: Final = "\U0001f469\u200d\U0001f469\u200d\U0001f467"
+_LETTERS: Final = (
+    "ne",
+    "\u0301 ",
+    _FAMILY[:3],
+    _FAMILY[3:],
+    "\u2028\U0001f1f3",
+    "\U0001f1f4\0\ufeff\x7f",
+)
 
 FORMS: Final[dict[str, Form]] = {
     "plain": _chat({"content": "Hello there."}, [{"content": "Hello"}, {"content": " there."}]),
@@ -216,8 +264,11 @@ FORMS: Final[dict[str, Form]] = {
         {"content": "Hi you"},
         [],
         choice={"logprobs": {"content": [_logprob("Hi"), _logprob(" you")], "refusal": None}},
-        chunk_choices=[
-            {"delta": {"content": token}, "logprobs": {"content": [_logprob(token)], "refusal": None}}
+        parts=[
+            {
+                "delta": {"content": token},
+                "logprobs": {"content": [_logprob(token)], "refusal": None},
+            }
             for token in ("Hi", " you")
         ],
         asked={"logprobs": True, "top_logprobs": 1},
@@ -235,13 +286,11 @@ FORMS: Final[dict[str, Form]] = {
         ],
         fields={"service_tier": "default", "x_engine": {"build": 7, "scale": 1.0}, "provider": "p"},
         choice={"stop_reason": None, "native_finish_reason": "eos"},
-        chunk_choices=None,
+        last={"stop_reason": None, "native_finish_reason": "eos"},
     ),
     "an empty answer": _chat({"content": ""}, []),
-    "letters of several code points": _chat(
-        {"content": f"né {_FAMILY}\u2028\U0001f1f3\U0001f1f4 \0\ufeff"},
-        [{"content": piece} for piece in ("ne\u0301 "[:1], "é ", _FAMILY[:3], _FAMILY[3:])]
-        + [{"content": "\u2028\U0001f1f3"}, {"content": "\U0001f1f4 \0\ufeff"}],
+    "letters cut between their code points": _chat(
+        {"content": "".join(_LETTERS)}, [{"content": piece} for piece in _LETTERS]
     ),
     "a role in every delta": _chat(
         {"content": "Hello there."},
@@ -252,18 +301,29 @@ FORMS: Final[dict[str, Form]] = {
     ),
     "quotes, escapes and what looks like a stream's end": _chat(
         {"content": '"\\n\\"\n\ndata: [DONE]\n\n{"id":"x"}\r\n'},
-        [{"content": '"\\n\\"\n\n'}, {"content": "data: [DONE]\n\n"}, {"content": '{"id":"x"}\r\n'}],
+        [
+            {"content": '"\\n\\"\n\n'},
+            {"content": "data: [DONE]\n\n"},
+            {"content": '{"id":"x"}\r\n'},
+        ],
     ),
-    "padding against eavesdroppers": _chat(
-        {"content": "Hello there."}, [{"content": "Hello"}, {"content": " there."}]
+    "padding against eavesdroppers": _padded(
+        _chat({"content": "Hello there."}, [{"content": "Hello"}, {"content": " there."}])
     ),
+    "a filter's verdict in every chunk": _filtered(),
     "a plain text": _text("Once upon", [{"text": "Once"}, {"text": " upon"}]),
     "two texts": _two_texts(),
     "a text with logprobs": _text(
         "ab",
         [
-            {"text": "a", "logprobs": {"tokens": ["a"], "token_logprobs": [-0.10], "text_offset": [0]}},
-            {"text": "b", "logprobs": {"tokens": ["b"], "token_logprobs": [-2.0], "text_offset": [1]}},
+            {
+                "text": "a",
+                "logprobs": {"tokens": ["a"], "token_logprobs": [-0.10], "text_offset": [0]},
+            },
+            {
+                "text": "b",
+                "logprobs": {"tokens": ["b"], "token_logprobs": [-2.0], "text_offset": [1]},
+            },
         ],
         choice={
             "logprobs": {

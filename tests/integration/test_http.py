@@ -1,6 +1,7 @@
 """What clients may send, and what they get for it: HTTP/1.1 to the byte, over real sockets."""
 
 import json
+import random
 import re
 import signal
 import socket
@@ -177,12 +178,13 @@ def test_a_client_that_pipelines_without_end_is_refused_in_its_turn(
 
 
 def test_a_large_body_doesn_t_count_towards_the_head_behind_it(gateway: Gateway) -> None:
-    """Both come in one read, the second head only half."""
+    """Both come in one read (once the kernel's window has grown), the second head only half."""
     large, second = post(chat("x" * 150_000)), get()
     with Raw(gateway.port) as client:
-        client.send(large + second[:20])
-        assert client.answer().status == 200
-        assert client.ask(second[20:]).body == b"ok\n"
+        for _ in range(10):
+            client.send(large + second[:20])
+            assert client.answer().status == 200
+            assert client.ask(second[20:]).body == b"ok\n"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -619,3 +621,480 @@ def test_a_known_head_before_another_length_of_body_is_read_anew(gateway: Gatewa
         client.send(request + request[:30])
         assert said(client.answer()) == "echo: known"
         assert said(client.ask(request[30:])) == "echo: known"
+
+
+# Slow clients --------------------------------------------------------------------------------
+
+
+def trickle(client: Raw, data: bytes, pause_s: float = 0.05) -> None:
+    """A byte at a time, until the other side has enough of it."""
+    for place in range(len(data)):
+        if not client.try_send(data[place : place + 1]):
+            return
+        time.sleep(pause_s)
+
+
+def sip(client: Raw, pause_s: float = 0.02) -> bytes:
+    """Read slowly, but without a stop."""
+    pieces = []
+    while piece := client.socket.recv(16_384):
+        pieces.append(piece)
+        time.sleep(pause_s)
+    return b"".join(pieces)
+
+
+SLOW_BYTES = 3_000_000
+
+
+@pytest.fixture(scope="module")
+def slow(hasty: Gateway, fake: Fake) -> Iterator[dict[str, Any]]:
+    """What became of slow clients of many kinds, all at once."""
+    fake.reset()
+    fake.script(
+        {"content": "at last", "delay_s": 2.5},
+        {"content": "s" * 20_000_000, "pieces": 200},
+        default={"content": "w" * SLOW_BYTES},
+    )
+    outcomes: dict[str, Any] = {}
+    names = (
+        "patient",
+        "deaf",
+        "idle",
+        "served",
+        "head",
+        "body",
+        "trickle",
+        "sip",
+        "sip-close",
+        "gone",
+    )
+    clients = {
+        name: Raw(
+            hasty.port,
+            receive_bytes=16_384 if name in {"deaf", "gone", "sip", "sip-close"} else None,
+        )
+        for name in names
+    }
+
+    def patient(client: Raw) -> None:
+        outcomes["patient"] = said(client.answer())
+
+    def hear(name: str) -> None:
+        outcomes[name] = clients[name].rest()
+
+    def dribble(client: Raw) -> None:
+        trickle(client, get(headers="X-A: " + "x" * 500 + "\r\n"))
+        hear("trickle")
+
+    def drink(name: str) -> None:
+        outcomes[name] = sip(clients[name])
+
+    clients["patient"].send(post(chat("patient")))
+    wait_for(lambda: fake.calls == 1)
+    clients["deaf"].send(post(chat("deaf", stream=True)))
+    wait_for(lambda: fake.calls == 2)
+    clients["served"].send(get())
+    clients["head"].send(get()[:-3])
+    clients["body"].send(post(chat("body"))[:-3])
+    clients["sip"].send(post(chat("sip")))
+    clients["sip-close"].send(post(chat("sip-close"), headers="Connection: close\r\n"))
+    clients["gone"].send(post(chat("gone"), headers="Connection: close\r\n"))
+    jobs = [
+        threading.Thread(target=patient, args=(clients["patient"],)),
+        threading.Thread(target=dribble, args=(clients["trickle"],)),
+        *(
+            threading.Thread(target=hear, args=(name,))
+            for name in ("idle", "served", "head", "body")
+        ),
+        *(threading.Thread(target=drink, args=(name,)) for name in ("sip", "sip-close")),
+    ]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    wait_for(lambda: fake.log["running"] == 0)
+    outcomes["cancelled"] = fake.log["cancelled"]
+    wait_for(lambda: gauge(hasty, "preheat_connections") == 1)
+    yield outcomes
+    for client in clients.values():
+        client.close()
+
+
+def wait_for(condition: Any, within_s: float = 8.0) -> None:
+    give_up_at = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < give_up_at, "it doesn't come true"
+        time.sleep(0.02)
+
+
+def gauge(served: Gateway, name: str) -> float:
+    line = re.search(rf"^{name} (\S+)$", served.get("/metrics").body.decode(), re.MULTILINE)
+    assert line is not None
+    return float(line[1])
+
+
+def test_a_slow_engine_isn_t_a_slow_client(slow: dict[str, Any]) -> None:
+    assert slow["patient"] == "at last"
+
+
+def test_an_idle_connection_is_closed_without_a_word(slow: dict[str, Any]) -> None:
+    assert slow["idle"] == b""
+    assert slow["served"].startswith(b"HTTP/1.1 200 OK\r\n")
+    assert slow["served"].endswith(b"\r\n\r\nok\n")
+
+
+@pytest.mark.parametrize(
+    ("client", "code"),
+    [("head", b"head-timeout"), ("trickle", b"head-timeout"), ("body", b"body-timeout")],
+)
+def test_a_request_that_doesn_t_come_to_its_end_is_ended(
+    slow: dict[str, Any], client: str, code: bytes
+) -> None:
+    assert slow[client].startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"%b"' % code in slow[client]
+
+
+@pytest.mark.parametrize("client", ["sip", "sip-close"])
+def test_a_client_that_reads_slowly_gets_all_of_its_answer(
+    slow: dict[str, Any], client: str
+) -> None:
+    assert slow[client].count(b"w") >= SLOW_BYTES
+
+
+def test_a_client_that_doesn_t_read_is_dropped_and_its_engine_call_ended(
+    slow: dict[str, Any],
+) -> None:
+    assert slow["cancelled"] == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "pieces"), [(20_000_000, 1_000), (10_000_000, 25_000)], ids=["large", "small"]
+)
+def test_a_slow_reader_holds_the_engine_back_and_takes_a_bounded_memory(
+    gateway: Gateway, fake: Fake, size: int, pieces: int
+) -> None:
+    """The flight's buffer of 8 MiB, its events decoded, and the answer as far as it is known."""
+    fake.script({"content": "m" * size, "pieces": pieces}, default="echo")
+    memory = PeakMemory(gateway.process.pid)
+    with Raw(gateway.port, receive_bytes=16_384) as client:
+        client.send(post(chat(f"slow {pieces}", stream=True)))
+        client.unread = client.read()
+        time.sleep(1.0)  # time enough for all of it, if nobody held it back
+        assert fake.log["running"] == 1
+        answer = client.answer()
+    assert len(said(answer)) == size
+    assert memory.grown_bytes < 40 * MIB
+
+
+# Clients that come and go --------------------------------------------------------------------
+
+
+def test_connections_beyond_the_limit_are_told_so_and_others_served(small: Gateway) -> None:
+    clients = [Raw(small.port) for _ in range(8)]
+    try:
+        for client in clients:
+            assert client.ask(get()).status == 200
+        for _ in range(3):
+            with Raw(small.port) as late:
+                late.try_send(get())
+                answer = late.answer()
+                assert (answer.status, answer.code) == (503, "too-many-connections")
+                assert late.is_ended()
+        for client in clients:
+            assert client.ask(get()).status == 200
+        clients.pop().close()
+        wait_for(lambda: small.get("/healthz").status == 200)
+    finally:
+        for client in clients:
+            client.close()
+
+
+def test_a_client_that_closes_its_side_gets_what_is_ready(gateway: Gateway) -> None:
+    gateway.post("/v1/chat/completions", chat("half"))
+    with Raw(gateway.port) as client:
+        client.send(post(chat("half")) + get())
+        client.half_close()
+        assert said(client.answer()) == "echo: half"
+        assert client.answer().body == b"ok\n"
+        assert client.is_ended()
+
+
+@pytest.mark.parametrize("leave", ["half_close", "close", "reset"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_its_engine_call(
+    gateway: Gateway, fake: Fake, leave: str, stream: bool
+) -> None:
+    fake.script(
+        {
+            "content": "x" * 1_000,
+            "pieces": 100,
+            "delay_s": 0.0 if stream else 10,
+            "chunk_delay_s": 0.1,
+        }
+    )
+    with Raw(gateway.port) as client:
+        client.send(post(chat(f"leave {leave} {stream}", stream=stream)))
+        wait_for(lambda: fake.calls == 1)
+        if stream:
+            client.until(b"data: ")
+        getattr(client, leave)()
+        wait_for(lambda: fake.log["cancelled"] == 1)
+
+
+# TLS -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def secure(
+    fake: Fake, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Gateway, ssl.SSLContext]]:
+    openssl = which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl here to make a certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+        + ["-keyout", key, "-out", certificate, "-days", "2", "-subj", "/CN=localhost"]
+        + ["-addext", "subjectAltName=DNS:localhost"],
+        check=True,
+        capture_output=True,
+        timeout=30,
+    )
+    served = Gateway(
+        f'[listen]\ntls_cert = "{certificate}"\ntls_key = "{key}"\nhead_s = 0.5\n',
+        upstream=fake.url,
+        folder=folder,
+    )
+    with running(served):
+        yield served, ssl.create_default_context(cafile=certificate)
+    assert_no_bug(served)
+
+
+def test_tls_serves_hits_misses_streams_and_large_bodies(
+    secure: tuple[Gateway, ssl.SSLContext], fake: Fake
+) -> None:
+    served, context = secure
+    assert served.url.startswith("https://")
+    with Raw(served.port, tls=context) as client:
+        assert said(client.ask(post(chat("tls")))) == "echo: tls"
+        assert client.ask(post(chat("tls"))).cache == "hit"
+        client.send(post(chat("tls", stream=True)) + get())
+        assert said(client.answer()) == "echo: tls"
+        assert client.answer().status == 200
+        fake.script({"content": "z" * 2_000_000, "pieces": 10})
+        assert len(said(client.ask(post(chat("t" * 500_000, stream=True))))) == 2_000_000
+
+
+def test_a_last_answer_over_tls_comes_whole(
+    secure: tuple[Gateway, ssl.SSLContext], fake: Fake
+) -> None:
+    served, context = secure
+    fake.script({"content": "z" * 3_000_000})
+    with Raw(served.port, tls=context, receive_bytes=16_384) as client:
+        asked = post(chat("last over tls"), headers="Connection: close\r\n")
+        assert len(said(client.ask(asked))) == 3_000_000
+        assert client.is_ended()
+
+
+def test_what_isn_t_tls_or_never_shakes_hands_is_let_go(
+    secure: tuple[Gateway, ssl.SSLContext],
+) -> None:
+    served, context = secure
+    with Raw(served.port) as silent, Raw(served.port) as plain:
+        plain.send(get())
+        assert b"HTTP/" not in plain.rest()
+        assert silent.is_ended()
+    with Raw(served.port, tls=context) as client:
+        assert client.ask(get()).status == 200
+
+
+# The end -------------------------------------------------------------------------------------
+
+
+def test_a_drain_lets_requests_under_way_end_and_takes_no_more(fake: Fake, tmp_path: Path) -> None:
+    fake.script(
+        {"content": "whole", "delay_s": 0.6},
+        {"content": "a b c d", "pieces": 4, "chunk_delay_s": 0.2},
+        default="echo",
+    )
+    served = Gateway('[admin]\nlisten = "127.0.0.1:0"\n', upstream=fake.url, folder=tmp_path)
+    with running(served):
+        whole, stream, idle, part = (Raw(served.port) for _ in range(4))
+        whole.send(post(chat("whole")))
+        wait_for(lambda: fake.calls == 1)
+        stream.send(post(chat("stream", stream=True)))
+        stream.until(b"data: ")
+        part.send(post(chat("part"))[:-5])
+        assert idle.ask(get("/v1/models")).status == 200
+        served.process.send_signal(signal.SIGTERM)
+        assert idle.is_ended()
+        with pytest.raises(ConnectionRefusedError):
+            Raw(served.port)
+        part.send(post(chat("part"))[-5:])
+        late = part.answer()
+        assert (said(late), late.headers["connection"]) == ("echo: part", "close")
+        last = whole.answer()
+        assert (said(last), last.headers["connection"]) == ("whole", "close")
+        assert stream.rest().endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        for client in (whole, stream, idle, part):
+            client.close()
+        assert served.process.wait(5) == 0
+        assert_no_bug(served)
+
+
+def test_readiness_ends_when_a_drain_begins(gateway: Gateway, fake: Fake, tmp_path: Path) -> None:
+    """On the admin port, which stays open; liveness goes on."""
+    fake.script({"content": "slow", "delay_s": 1.0}, default="echo")
+    port = free_port()
+    served = Gateway(f'[admin]\nlisten = "127.0.0.1:{port}"\n', upstream=fake.url, folder=tmp_path)
+    with running(served), Raw(served.port) as slow, Raw(port) as admin:
+        assert admin.ask(get("/readyz")).status == 200
+        slow.send(post(chat("slow drain")))
+        wait_for(lambda: fake.calls == 1)
+        served.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: admin.ask(get("/readyz")).status == 503)
+        assert admin.ask(get("/healthz")).status == 200
+        assert said(slow.answer()) == "slow"
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("how", ["second-signal", "time-limit"])
+def test_a_drain_has_an_end(fake: Fake, tmp_path: Path, how: str) -> None:
+    fake.script({"fault": "hang"})
+    drain_s = 30 if how == "second-signal" else 0.3
+    served = Gateway(f"[listen]\ndrain_s = {drain_s}\n", upstream=fake.url, folder=tmp_path)
+    with running(served), Raw(served.port) as client:
+        client.send(post(chat("hang")))
+        wait_for(lambda: fake.calls == 1)
+        served.process.send_signal(signal.SIGTERM)
+        if how == "second-signal":
+            wait_for(lambda: '"event":"draining"' in served.stderr)
+            served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(5) == 0
+        assert client.is_ended()
+        wait_for(lambda: fake.log["cancelled"] == 1)
+        assert_no_bug(served)
+
+
+# What isn't a request ------------------------------------------------------------------------
+
+
+def deep(levels: int) -> bytes:
+    return b'{"messages":' + b"[" * levels + b"]" * levels + b"}"
+
+
+BAD_BODIES = {
+    "empty": (b"", "invalid-json"),
+    "space": (b" \r\n", "invalid-json"),
+    "half": (b'{"model": "m1', "invalid-json"),
+    "more": (b"{} {}", "invalid-json"),
+    "comma": (b'{"model": "m1",}', "invalid-json"),
+    "comment": (b'{"model": "m1"} // x', "invalid-json"),
+    "single-quotes": (b"{'model': 'm1'}", "invalid-json"),
+    "control": (b'{"model": "m\x01"}', "invalid-json"),
+    "bom": (b'\xef\xbb\xbf{"model": "m1"}', "invalid-json"),
+    "utf-16": ('{"model": "m1"}'.encode("utf-16"), "invalid-json"),
+    "broken-utf-8": (b'{"model": "\xff\xfe"}', "invalid-json"),
+    "cut-utf-8": (b'{"model": "\xe2\x82"}', "invalid-json"),
+    "utf-8-surrogate": (b'{"model": "\xed\xa0\x80"}', "invalid-json"),
+    "nan": (b'{"temperature": NaN}', "invalid-json"),
+    "infinity": (b'{"temperature": -Infinity}', "invalid-json"),
+    "nul": (b"\0" * 100, "invalid-json"),
+    "leading-zero": (b'{"temperature": 01}', "invalid-json"),
+    "bad-escape": (b'{"model": "\\x41"}', "invalid-json"),
+    "array": (b'[{"model": "m1"}]', "invalid-body"),
+    "string": (b'"m1"', "invalid-body"),
+    "number": (b"1", "invalid-body"),
+    "null": (b"null", "invalid-body"),
+    "deep-array": (deep(100_000), "too-deep"),
+    "deep-object": (b'{"a":' * 50_000 + b"1" + b"}" * 50_000, "too-deep"),
+    "deep-just": (deep(300), "too-deep"),
+    "doubled": (b'{"model": "m1", "model": "m2"}', "duplicate-key"),
+    "doubled-inside": (b'{"messages": [{"role": "user", "role": "system"}]}', "duplicate-key"),
+    "doubled-by-escape": (b'{"model": "m1", "mod\\u0065l": "m2"}', "duplicate-key"),
+    "form": (b"model=m1&temperature=0", "invalid-json"),
+}
+
+
+@pytest.mark.parametrize(("body", "code"), BAD_BODIES.values(), ids=BAD_BODIES)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_body_that_isn_t_a_request_is_a_400_with_a_stable_code(
+    gateway: Gateway, fake: Fake, path: str, body: bytes, code: str
+) -> None:
+    with Raw(gateway.port) as client:
+        answer = client.ask(post(body, path))
+        assert (answer.status, answer.code) == (400, code)
+        assert client.ask(get()).status == 200
+    assert fake.calls == 0
+
+
+WRONG = {
+    "model": [1, True, [], {}, ["m1"]],
+    "stream": [1, "true", [], {}],
+    "stream_options": [1, "x", True, [{"include_usage": True}]],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field, values in WRONG.items() for value in values]
+)
+def test_a_field_of_the_wrong_type_is_named(gateway: Gateway, field: str, value: Any) -> None:
+    answer = gateway.post("/v1/chat/completions", {**chat("wrong"), field: value})
+    assert answer.status == 400
+    assert answer.json["error"]["code"] == "invalid-field"
+    assert answer.json["error"]["param"] == field
+
+
+HUGE = {
+    "exponent": b"1e400",
+    "digits": b"0." + b"1" * 5_000,
+    "integer": b"1" + b"0" * 400,
+    "long-integer": b"9" * 6_000,
+    "negative": b"-1" + b"0" * 400,
+    "exponent-of-exponents": b"1e999999999999",
+}
+
+
+@pytest.mark.parametrize("number", HUGE.values(), ids=HUGE)
+@pytest.mark.parametrize("field", ["temperature", "seed", "max_tokens", "n"])
+def test_a_number_without_bounds_is_the_engine_s_business(
+    gateway: Gateway, fake: Fake, field: str, number: bytes
+) -> None:
+    fake.script(default={"content": "fine"})
+    body = b'{"model":"m1","messages":[],"temperature":0,"%b":%b}' % (field.encode(), number)
+    if field == "temperature":
+        body = body.replace(b'"temperature":0,', b"")
+    with Raw(gateway.port) as client:
+        for _ in range(2):
+            answer = client.ask(post(body))
+            assert (answer.status, answer.cache) == (200, "bypass")
+    assert fake.bodies == [body, body]
+
+
+def test_any_bytes_at_all_leave_the_gateway_well(gateway: Gateway) -> None:
+    """A fixed seed: the same nonsense every time."""
+    chance = random.Random(7)
+    good = post(chat("noise"), headers=OFFER) + chunked(b'{"model":"m1"}') + get()
+    for _ in range(300):
+        data = bytearray(good)
+        for _ in range(chance.randint(1, 8)):
+            place = chance.randrange(len(data))
+            match chance.randrange(3):
+                case 0:
+                    data[place] = chance.randrange(256)
+                case 1:
+                    del data[place : place + chance.randint(1, 30)]
+                case _:
+                    data[place:place] = chance.randbytes(chance.randint(1, 30))
+        with Raw(gateway.port) as client:
+            client.try_send(bytes(data))
+            client.half_close()
+            for line in re.findall(rb"HTTP/1.1 (\d+)", client.rest()):
+                assert int(line) not in {500, 502, 503, 504}
+    assert gateway.get("/healthz").status == 200

@@ -184,7 +184,9 @@ def test_only_if_cached_is_refused_where_nothing_is_known() -> None:
     rejected = Reject(504, "only-if-cached")
     assert desk.controller.on_request(request_for("a", want), 0.0) == rejected
     assert desk.controller.on_request(request_for("a", want, sampled=True), 0.0) == rejected
-    assert desk.controller.on_request(request_for("a", want, bypass="bypass-store"), 0.0) == rejected
+    assert (
+        desk.controller.on_request(request_for("a", want, bypass="bypass-store"), 0.0) == rejected
+    )
     leader = request_for("a")
     desk.controller.on_request(leader, 0.0)
     assert desk.controller.on_request(request_for("a", want), 0.0) == rejected

@@ -11,7 +11,10 @@ from preheat.core.types import Invalidation, Key
 
 
 def inventory_of(
-    budget_bytes: int = 100, budget_entries: int = 100, stale_s: float = 0.0, admission: type = Always
+    budget_bytes: int = 100,
+    budget_entries: int = 100,
+    stale_s: float = 0.0,
+    admission: type = Always,
 ) -> Inventory:
     return Inventory(
         Lru(),

@@ -164,6 +164,7 @@ def test_an_error_message_never_quotes_the_body() -> None:
         b'{"\\ud800":1}',
         b"1e400",
         b"-1e400",
+        b"1e-400",
         b"0.1000000000000000055511151231257827",
         b"9007199254740993.0",
         b"18446744073709551616",
@@ -180,11 +181,10 @@ def test_what_loses_something_in_decoding_is_forwarded_uncached(place: bytes, va
 
 @pytest.mark.parametrize(
     "value",
-    [b"0.1", b"1e-400", b"18446744073709551615", b"-9223372036854775808", b"1e308", b"0.10e1"],
+    [b"0.1", b"18446744073709551615", b"-9223372036854775808", b"1e308", b"5e-324", b"0.10e1"],
 )
 def test_what_comes_back_as_the_same_number_is_exact(value: bytes) -> None:
-    is_exact = ask(b'{"x":%b}' % value).bypass == ""
-    assert is_exact is (value != b"1e-400")
+    assert ask(b'{"x":%b}' % value).bypass == ""
 
 
 def test_a_name_that_is_no_text_does_not_spoil_what_is_written_about_it() -> None:
@@ -263,8 +263,8 @@ def test_keys_do_not_depend_on_pythons_hash_seed() -> None:
         "from preheat.core.keys import Keyring\n"
         "keyring = Keyring(b's' * 32, lambda model: 'group')\n"
         "where = keyring.partition('t', '/p', 'n', ('a:1',))\n"
-        "for body in (b'{\"b\":{\"y\":1,\"x\":[1.50]},\"a\":1,\"stop\":[\"z\"],\"logit_bias\":"
-        "{\"9\":1,\"8\":2}}', b'{\"tools\":[{\"q\":1}],\"messages\":[\"' + b'x' * 50000 + b'\"]}'):\n"
+        'for body in (b\'{"b":{"y":1,"x":[1.50]},"a":1,"stop":["z"],"logit_bias":'
+        '{"9":1,"8":2}}\', b\'{"tools":[{"q":1}],"messages":["\' + b\'x\' * 50000 + b\'"]}\'):\n'
         "    asked = keyring.ask(body, where)\n"
         "    print(asked.key.hex(), asked.check.hex())\n"
     )

@@ -31,7 +31,7 @@ def _ask(url: str, text: str) -> tuple[str, str]:
         "model": "default",
         "messages": [{"role": "user", "content": text}],
         "temperature": 0,
-        "max_tokens": 64,
+        "max_tokens": 128,
     }
     try:
         connection.request(

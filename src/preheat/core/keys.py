@@ -300,9 +300,9 @@ def _ask(fields: Mapping[str, Any], digest: tuple[Key, Check] | None) -> Ask:
 
 def _is_zero(temperature: Any) -> bool:
     """Only an explicit 0 is greedy: an absent temperature means the API's default."""
-    if isinstance(temperature, bool) or not isinstance(temperature, (int, jiter.LosslessFloat)):
-        return False
-    return float(temperature) == 0.0
+    if isinstance(temperature, jiter.LosslessFloat):
+        return float(temperature) == 0.0
+    return type(temperature) is int and temperature == 0
 
 
 def _checked(fields: Any) -> dict[str, Any]:

@@ -51,14 +51,17 @@ class Call:
 
 
 class Piece:
-    """One event of a stream: its bytes, and its chunk where it is one."""
+    """One event of a stream: its bytes, and its chunk where it is one.
 
-    __slots__ = ("_rest", "chunk", "is_done", "raw")
+    `is_common`: it is no chunk, and yet everybody gets it, as it is.
+    """
 
-    def __init__(self, raw: bytes, chunk: dict[str, Any] | None, is_done: bool) -> None:
+    __slots__ = ("_rest", "chunk", "is_common", "raw")
+
+    def __init__(self, raw: bytes, chunk: dict[str, Any] | None, *, is_common: bool) -> None:
         self.raw = raw
         self.chunk = chunk
-        self.is_done = is_done
+        self.is_common = is_common
         self._rest: bytes | None = None
 
     @property
@@ -91,7 +94,12 @@ class Listener:
     )
 
     def __init__(
-        self, exchange: Exchange, request: Request, name: bytes, cache_status: str, started_at: float
+        self,
+        exchange: Exchange,
+        request: Request,
+        name: bytes,
+        cache_status: str,
+        started_at: float,
     ) -> None:
         self.exchange = exchange
         self.request = request
@@ -104,19 +112,19 @@ class Listener:
 
     def take(self, piece: Piece, call: Call) -> None:
         """Send it this event, in the form it asked for."""
-        ask = self.request.ask
-        if piece.is_usage and not ask.include_usage:
+        chunk = piece.chunk
+        if piece.is_usage and not self.request.ask.include_usage:
             return
-        if self.is_leader and not (call.is_usage_injected and piece.chunk and "usage" in piece.chunk):
+        if chunk is None:
+            if self.is_leader or piece.is_common:
+                self.exchange.write(piece.raw)
+        elif not self.is_leader:
+            self.exchange.write(openai.event(piece.rest(), self.name, self.created))
+        elif call.is_usage_injected and "usage" in chunk:
+            shown = {k: v for k, v in chunk.items() if k != "usage"}
+            self.exchange.write(b"data: %b\n\n" % openai.encode(shown))
+        else:
             self.exchange.write(piece.raw)
-        elif piece.is_done:
-            self.exchange.write(piece.raw)
-        elif piece.chunk is not None:
-            if self.is_leader:
-                chunk = {k: v for k, v in piece.chunk.items() if k != "usage"}
-                self.exchange.write(b"data: %b\n\n" % openai.encode(chunk))
-            else:
-                self.exchange.write(openai.event(piece.rest(), self.name, self.created))
 
 
 class Flight:
@@ -160,6 +168,7 @@ class Flight:
         self._on_bug = on_bug
         self._fallback = fallback
         self._head = b""
+        self._content_type = heads.JSON
         self._pieces: deque[Piece] = deque()
         self._first = 0
         self._buffered_bytes = 0
@@ -229,6 +238,8 @@ class Flight:
         self.status = response.status
         self._head = passed_response_headers(response)
         content_type = header_of(response, b"content-type").lower()
+        if content_type:
+            self._content_type = b"Content-Type: %b\r\n" % content_type
         if header_of(response, b"content-encoding") not in {b"", b"identity"}:
             raise EngineError("the engine compressed its answer unasked", kind="protocol")
         if response.status != 200:
@@ -248,7 +259,7 @@ class Flight:
             elif self._fallback and status in _DOWN:
                 self._tell_failure(listener, EngineError("the engine is down", kind="connect"))
             else:
-                head = self._head if listener.is_leader else heads.JSON
+                head = self._head if listener.is_leader else self._content_type
                 lines = heads.status_line(status) + head + self._our_lines(listener)
                 listener.exchange.reply(lines, body)
                 self._done(listener)
@@ -295,9 +306,31 @@ class Flight:
         self._done(listener)
 
     def _orphan(self, listener: Listener) -> None:
+        self._detach(listener)
+        self._on_orphan(self, listener)
+
+    def _detach(self, listener: Listener) -> None:
         self.listeners.remove(listener)
         listener.exchange.on_gone = listener.exchange.on_writable = None
-        self._on_orphan(self, listener)
+
+    def _spare(self, followers: Callable[[Listener], bool]) -> tuple[Listener, ...]:
+        """Take off those followers, to whom this flight has nothing to give: they ask once more,
+        as soon as nobody can join it, and aren't booked as served by it."""
+        if self.generation > 0:
+            return ()
+        spared = tuple(
+            one
+            for one in self.listeners
+            if not one.is_leader and not one.exchange.is_started and followers(one)
+        )
+        for listener in spared:
+            self._detach(listener)
+        return spared
+
+    def _end_without(self, spared: tuple[Listener, ...]) -> None:
+        self._end()
+        for listener in spared:
+            self._on_orphan(self, listener)
 
     # a whole body
 
@@ -311,29 +344,39 @@ class Flight:
         self._end_whole(bytes(body))
 
     def _end_whole(self, body: bytes) -> None:
+        event = b""
         try:
             fields = openai.decode(body)
-            self.answer = openai.answer_of(fields)
             self.usage = openai.usage_of(fields.get("usage"))
             self.unstorable = openai.why_incomplete(fields)
+            if self.unstorable == "no-choices":
+                event = b"data: %b\n\n" % openai.encode(fields)
+            else:
+                self.answer = openai.answer_of(fields)
         except ValueError:
             self.unstorable = "not-json"
-        self._end()
+        has_answer = self.answer is not None
+        self._end_without(self._spare(lambda _: not has_answer))
         for listener in tuple(self.listeners):
-            self._send_whole(listener, body)
+            self._send_whole(listener, body, event)
             self._done(listener)
 
-    def _send_whole(self, listener: Listener, body: bytes) -> None:
+    def _send_whole(self, listener: Listener, body: bytes, event: bytes) -> None:
+        """The answer in the form that was asked for. What isn't one goes through as it is, but
+        for those who read events: to them a body without one would be silence."""
         answer, ask = self.answer, listener.request.ask
         created = int(time.time())
-        head = heads.JSON
-        if answer is not None and ask.stream and not self.unstorable.startswith("no-choices"):
+        head = self._head if listener.is_leader else self._content_type
+        if answer is not None and ask.stream:
             head = heads.EVENTS
-            body = openai.stream(answer, self.call.dialect, listener.name, created, ask.include_usage)
+            body = openai.stream(
+                answer, self.call.dialect, listener.name, created, ask.include_usage
+            )
         elif answer is not None and not listener.is_leader:
+            head = heads.JSON
             body = openai.whole(answer, listener.name, created)
-        elif listener.is_leader:
-            head = self._head
+        elif event and ask.stream:
+            head, body = heads.EVENTS, event
         listener.exchange.reply(heads.status_line(200) + head + self._our_lines(listener), body)
 
     async def _overflow_whole(self, response: Response, start: bytes) -> None:
@@ -342,10 +385,10 @@ class Flight:
         for listener in tuple(self.listeners):
             listener.exchange.begin(heads.status_line(200) + self._head + self._our_lines(listener))
         self._is_handing_on = True
-        self._push(Piece(start, None, False))
+        self._push(Piece(start, None, is_common=True))
         await self._pace()
         async for part in response:
-            self._push(Piece(part, None, False))
+            self._push(Piece(part, None, is_common=True))
             await self._pace()
         self._end()
         self._finish_streams()
@@ -368,6 +411,11 @@ class Flight:
                 self._take_block(block)
             if blocks and not self._is_ended:
                 await self._pace()
+        last = decoder.rest + b"\n\n"
+        if not self._is_ended and data_of(last) == openai.DONE:
+            self._take_block(last)  # some servers close right after the word
+        elif not self._is_ended and self.unstorable == "error-event":
+            self._end_stream(None)  # it has said itself that no more will come
         if not self._is_ended:
             raise EngineError(
                 "the engine's stream ended without [DONE]", kind="reset", before_first_byte=False
@@ -378,7 +426,7 @@ class Flight:
             return  # bytes after [DONE] are nobody's
         data = data_of(block)
         if data == openai.DONE:
-            self._end_stream(Piece(block, None, True))
+            self._end_stream(Piece(block, None, is_common=True))
             return
         chunk: dict[str, Any] | None = None
         if data is not None:
@@ -391,38 +439,46 @@ class Flight:
                 self._has_content = True
             except ValueError:
                 self.unstorable = self.unstorable or "bad-chunk"
-        self._push(Piece(block, chunk, False))
+        self._push(Piece(block, chunk, is_common=data is not None and chunk is None))
 
     def _take_error(self) -> None:
         """An engine that fails after its status line says so in an event."""
         self.unstorable = "error-event"
-        if not self._has_content and self.generation == 0:
-            for listener in tuple(self.listeners):
-                if not listener.is_leader:
-                    self._orphan(listener)
+        if not self._has_content:
+            self._on_overflow(self)  # nobody joins it any more
+            for listener in self._spare(lambda _: True):
+                self._on_orphan(self, listener)
+            if not self.listeners and self.task is not None:
+                self.task.cancel()
 
-    def _end_stream(self, last: Piece) -> None:
+    def _end_stream(self, last: Piece | None) -> None:
         assembler = self._assembler
         if assembler is not None:
             assembler.end()
             self.usage = assembler.usage
             self.unstorable = self.unstorable or assembler.why_incomplete()
-            if self.unstorable != "no-choices":
+            if self.unstorable not in {"no-choices", "error-event", "bad-chunk"}:
                 self.answer = assembler.answer()
-        self._end()
-        self._push(last)
+        has_answer, has_content = self.answer is not None, self._has_content
+        self._end_without(
+            self._spare(lambda one: not (has_content if one.request.ask.stream else has_answer))
+        )
+        if last is not None:
+            self._push(last)
         self._finish_streams()
         for listener in tuple(self.listeners):
             if not listener.request.ask.stream and not self._is_overflown:
                 self._send_assembled(listener)
 
     def _send_assembled(self, listener: Listener) -> None:
-        if self.answer is None or self.unstorable == "error-event":
+        if self.answer is None:
             error = EngineError("the engine's stream held no answer", kind="protocol")
             self._tell_failure(listener, error)
             return
         body = openai.whole(self.answer, listener.name, int(time.time()))
-        listener.exchange.reply(heads.status_line(200) + heads.JSON + self._our_lines(listener), body)
+        listener.exchange.reply(
+            heads.status_line(200) + heads.JSON + self._our_lines(listener), body
+        )
         self._done(listener)
 
     # the buffer
@@ -443,7 +499,10 @@ class Flight:
         self.unstorable = "too-large"
         self._on_overflow(self)
         for listener in tuple(self.listeners):
-            if listener.request.ask.stream != self._is_event_stream and not listener.exchange.is_started:
+            if (
+                listener.request.ask.stream != self._is_event_stream
+                and not listener.exchange.is_started
+            ):
                 if listener.is_leader:
                     error = EngineError("the answer is too large to convert", kind="too-large")
                     self._tell_failure(listener, error)

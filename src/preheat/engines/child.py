@@ -199,12 +199,23 @@ async def _spawn() -> "_Running":
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            env=_environment(),
         )
     except OSError as error:
         raise EngineError(
             f"no process could be made for the embedded engine: {error}", kind="start"
         ) from error
     return _Running(process)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with the virtual environment's own libraries where it has some: `scripts/openmp.py`
+    puts the OpenMP runtime there on systems without one."""
+    folder = Path(sys.prefix) / "lib"
+    if not (folder / "libgomp.so.1").exists():
+        return dict(os.environ)
+    known = os.environ.get("LD_LIBRARY_PATH", "")
+    return {**os.environ, "LD_LIBRARY_PATH": f"{folder}:{known}" if known else str(folder)}
 
 
 class _Running:

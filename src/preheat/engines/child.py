@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import importlib.util
+import os
 import secrets
 import signal
 import sys

@@ -207,14 +207,13 @@ class FakeEngine:
         number: int,
     ) -> None:
         wants_usage = bool((asked.get("stream_options") or {}).get("include_usage"))
+        extra = b"".join(b"%b: %b\r\n" % (k.encode(), v.encode()) for k, v in reply.headers.items())
+        exchange.begin(b"HTTP/1.1 200 OK\r\n" + _EVENTS + extra)
         for position, event in enumerate(_events(path, asked, reply, usage, number, wants_usage)):
             if reply.fault in {"reset_after", "end_after", "half_event"} and position == reply.after:
                 self._break(exchange, reply.fault)
                 return
-            if position == 0:
-                extra = b"".join(b"%b: %b\r\n" % (k.encode(), v.encode()) for k, v in reply.headers.items())
-                exchange.begin(b"HTTP/1.1 200 OK\r\n" + _EVENTS + extra)
-            elif reply.chunk_delay_s:
+            if position and reply.chunk_delay_s:
                 await asyncio.sleep(reply.chunk_delay_s)
             exchange.write(b"data: %b\n\n" % event)
             if not exchange.is_writable:

@@ -28,7 +28,7 @@ lint: $(VENV)/.dev
 
 # Debian may ship python3 without ensurepip: then the environment gets its pip from the outside.
 $(BIN)/pip:
-	$(PYTHON) -m venv $(VENV) 2>/dev/null || { \
+	$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
 	  rm -rf $(VENV) && $(PYTHON) -m venv --without-pip $(VENV) && \
 	  $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
 

@@ -139,8 +139,12 @@ class HitPath:
     def beside_nginx(self) -> dict[str, float]:
         scripts = {name: self._prepare(name, load) for name, load in self._workloads()}
         body_bytes, connections = self._reply_bytes, self._options.connections
-        with servers.nginx(self._folder, core=self._cores.server, body_bytes=body_bytes) as nginx:
-            sides = [Side("nginx", *nginx), self._ours]
+        core, folder = self._cores.server, self._folder
+        with (
+            servers.nginx(folder, core=core, body_bytes=body_bytes) as nginx,
+            servers.nginx(folder, core=core, body_bytes=body_bytes, is_tuned=True) as tuned,
+        ):
+            sides = [Side("nginx", *nginx), Side("nginx_tuned", *tuned), self._ours]
             blocks: dict[tuple[str, str], list[Block]] = defaultdict(list)
             for name, side in turns(list(scripts), sides, 1):  # uncounted: code and caches warm up
                 self._block(scripts[name], side, connections, duration_s=1)
@@ -277,14 +281,16 @@ def figures_beside_nginx(blocks: Blocks, connections: int) -> dict[str, float]:
     figures: dict[str, float] = {}
     for name in dict.fromkeys(name for name, _ in blocks):
         suffix = "" if name == "plain" else f"_{name}"
-        nginx, ours = ([block.cpu_us for block in blocks[name, side]] for side in ("nginx", "hit"))
-        ratios = [mine / theirs for mine, theirs in zip(ours, nginx, strict=True)]
-        figures[f"cpu_us_nginx{suffix}"] = median(nginx)
+        ours = [block.cpu_us for block in blocks[name, "hit"]]
         figures[f"cpu_us_hit{suffix}"] = median(ours)
-        figures[f"cpu_ratio_nginx{suffix}"] = median(ours) / median(nginx)
-        figures[f"cpu_ratio_nginx{suffix}_min"] = min(ratios)
-        figures[f"cpu_ratio_nginx{suffix}_max"] = max(ratios)
-    for side in ("nginx", "hit"):
+        for side in ("nginx", "nginx_tuned"):
+            theirs = [block.cpu_us for block in blocks[name, side]]
+            ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+            figures[f"cpu_us_{side}{suffix}"] = median(theirs)
+            figures[f"cpu_ratio_{side}{suffix}"] = median(ours) / median(theirs)
+            figures[f"cpu_ratio_{side}{suffix}_min"] = min(ratios)
+            figures[f"cpu_ratio_{side}{suffix}_max"] = max(ratios)
+    for side in ("nginx", "nginx_tuned", "hit"):
         measured = blocks["plain", side]
         rates = [block.load.requests * 1e6 / block.load.duration_us for block in measured]
         figures[f"requests_per_s_{side}"] = median(rates)

@@ -109,15 +109,18 @@ def _effective_settings(file: Path, env: Mapping[str, str]) -> str:
 
 
 @contextlib.contextmanager
-def nginx(folder: Path, *, core: int | None, body_bytes: int) -> Iterator[tuple[Server, int]]:
+def nginx(
+    folder: Path, *, core: int | None, body_bytes: int, is_tuned: bool = False
+) -> Iterator[tuple[Server, int]]:
     """One worker that reads each body and answers with as many bytes as the gateway does.
 
-    It is tuned as we are: nothing is logged, connections stay, and one read takes head and body.
+    Nothing is logged and connections stay. Its buffers are nginx's defaults, or, tuned for this very
+    load, large enough for one read to take head and body.
     """
-    home = folder / "nginx"
+    home = folder / ("nginx-tuned" if is_tuned else "nginx")
     home.mkdir()
     port = free_port()
-    (home / "nginx.conf").write_text(_nginx_config(port, home, body_bytes))
+    (home / "nginx.conf").write_text(_nginx_config(port, home, body_bytes, is_tuned))
     command = [_nginx(), "-p", str(home), "-c", str(home / "nginx.conf"), "-e", "stderr"]
     with running("nginx", command, folder=folder, core=core) as server:
         server.wait_for_connect(port)
@@ -136,7 +139,7 @@ def nginx_version() -> list[str]:
     return [_nginx(), "-v"]
 
 
-def _nginx_config(port: int, home: Path, body_bytes: int) -> str:
+def _nginx_config(port: int, home: Path, body_bytes: int, is_tuned: bool) -> str:
     if body_bytes > 4000:  # one token of its configuration holds 4,096 bytes
         raise BenchmarkError(f"a reply of {body_bytes} bytes is too long for nginx's `return`")
     text = json.dumps({"content": ""})
@@ -158,7 +161,7 @@ http {{
   default_type application/json;
   keepalive_timeout 75s;
   keepalive_requests 1000000000;
-  client_header_buffer_size 32k;
+  {"client_header_buffer_size 32k;" if is_tuned else ""}
   server {{
     listen {HOST}:{port};
     location / {{ return 200 '{text}'; }}

@@ -1,6 +1,7 @@
 """Parts of the core as tests want them: keys, requests, and a controller with its books."""
 
 import itertools
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -98,12 +99,13 @@ class Desk:
         stale_s: float = 0.0,
         entry_bytes: int = 100_000,
         freshness: Freshness | None = None,
-        namespaces: dict[str, Freshness] | None = None,
+        namespaces: Mapping[str, Freshness] | None = None,
         draw: float = 0.0,
         evict: str = "sieve",
         admit: str = "always",
+        prices: Mapping[str, Price] = PRICES,
     ) -> None:
-        self.ledger = Ledger(PRICES)
+        self.ledger = Ledger(prices)
         self.counters = Counters()
         self.inventory = Inventory(
             eviction.POLICIES[evict](),

@@ -380,7 +380,8 @@ def _toml_value(value: Any) -> str:
         return f"{{ name = {_toml_value(value.name)}, options = {_toml_value(value.options)} }}"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items()) + "}"
-    return msgspec.json.encode(value).decode()
+    # JSON's strings are TOML's, but for DEL.
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
 
 def _read(path: Path) -> dict[str, Any]:

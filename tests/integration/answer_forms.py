@@ -284,7 +284,7 @@ FORMS: Final[dict[str, Form]] = {
             {"content": "o", "mood": {"name": "calm"}, "sources": ["a"]},
             {"content": "k", "mood": {"score": 0.50}, "sources": ["b"]},
         ],
-        fields={"service_tier": "default", "x_engine": {"build": 7, "scale": 1.0}, "provider": "p"},
+        fields={"service_tier": "default", "x_engine": {"build": 7, "scale": 1.0}, "error": None},
         choice={"stop_reason": None, "native_finish_reason": "eos"},
         last={"stop_reason": None, "native_finish_reason": "eos"},
     ),

@@ -17,6 +17,7 @@ IGNORED = frozenset(
     | {"prompt_cache_retention", "service_tier"}
 )
 
+seeds = st.integers(0, 2**32)
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 numbers = st.integers(-(2**53), 2**53) | st.floats(-1e6, 1e6, allow_nan=False).map(float)
 scalars = st.none() | st.booleans() | numbers | texts
@@ -53,7 +54,7 @@ ignored = st.fixed_dictionaries(
     optional={
         "stream": st.booleans() | st.none(),
         "stream_options": st.dictionaries(texts, values, max_size=2) | st.none(),
-        **{name: values for name in sorted(IGNORED - {"stream", "stream_options"})},
+        **dict.fromkeys(sorted(IGNORED - {"stream", "stream_options"}), values),
     },
 )
 _own = st.fixed_dictionaries(

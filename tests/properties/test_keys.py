@@ -20,6 +20,7 @@ from properties.json_bodies import (
     bodies,
     meaning,
     places,
+    seeds,
     values,
     with_value,
     without,
@@ -29,8 +30,6 @@ CUT = keys._WORTH_CUTTING_BYTES
 HOLE = keys._HOLE.decode()
 SECRET = b"s" * 32
 PLACE = ("local", "/v1/chat/completions", "")
-
-seeds = st.integers(0, 2**32)
 
 
 def fresh() -> Keyring:

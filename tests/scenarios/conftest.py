@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("runner", "stage", "openai_shapes")
+pytest.register_assert_rewrite("runner", "stage")

@@ -120,6 +120,7 @@ class Play:
 
     def ask_from_processes(self, path: str, body: Any, count: int) -> list[Reply]:
         """The same request from four client processes, each with another hash seed."""
+        assert count % 4 == 0
         replies = []
         for seed in range(4):
             told = subprocess.run(
@@ -154,7 +155,9 @@ class Play:
         calls = self.calls
         with socket.create_connection(("127.0.0.1", self.gateway.port), 10) as client:
             client.sendall(head.encode() + data)
+            deadline = time.monotonic() + 10
             while self.calls == calls:
+                assert time.monotonic() < deadline, "its request never reached the engine"
                 time.sleep(0.005)
             self._expected_calls += 1  # its miss, which nobody sees answered
             timer = threading.Timer(after_s, lambda: client.shutdown(socket.SHUT_RDWR))

@@ -91,6 +91,10 @@ def test_a_scenario_with_an_unknown_word_in_a_known_place_is_unreadable() -> Non
         {"steps": [{"cache": "perhaps"}]},
         {"steps": [{"patch": {}}]},
         {"raw_steps": []},
+        {"up": [{}]},
+        {"up": [{"content": "yes", "status": 500}]},
+        {"price": {"m1": {"in": 1.0}}},
+        {"base": "hello"},
     ):
         with pytest.raises(UnreadableError):
             read(SCENARIOS["S1-01"] | change)

@@ -1,8 +1,8 @@
 """The whole decision loop of a request."""
 
 import pytest
-from core_parts import Desk, key_of, outcome_of, request_for
 
+from core_parts import Desk, key_of, outcome_of, request_for
 from preheat.core.controller import MAX_VARIANTS, Freshness
 from preheat.core.inventory import ENTRY_OVERHEAD_BYTES
 from preheat.core.types import (

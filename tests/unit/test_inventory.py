@@ -1,8 +1,8 @@
 """The books of L1."""
 
 import pytest
-from core_parts import key_of, record_of
 
+from core_parts import key_of, record_of
 from preheat.core.admission.always import Always
 from preheat.core.admission.doorkeeper import Doorkeeper
 from preheat.core.eviction.lru import Lru

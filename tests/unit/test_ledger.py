@@ -1,8 +1,8 @@
 """What was spent and saved."""
 
 import pytest
-from core_parts import PRICES, USAGE
 
+from core_parts import PRICES, USAGE
 from preheat.core.ledger import NANO, Account, Ledger, Price
 from preheat.core.types import Usage
 

@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from core_parts import key_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core_parts import key_of
 from preheat.core.sketch import CountMin, RotatingBloom
 
 

@@ -1,8 +1,8 @@
 """The one definition of each number we report."""
 
 import pytest
-from core_parts import PRICES, USAGE
 
+from core_parts import PRICES, USAGE
 from preheat.core import stats
 from preheat.core.ledger import Ledger
 from preheat.core.stats import LATENCY_BOUNDS_S, Counters, Histogram

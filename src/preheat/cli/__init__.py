@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Final
 
 from preheat import __version__
-from preheat.errors import ConfigError, PreheatError
+from preheat.errors import PreheatError
 
 COMMANDS: Final[Mapping[str, str]] = {
     "serve": "run the gateway; without any settings, a small real model answers",
@@ -46,9 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         code: int = import_module(f"preheat.cli.{options.command}").run(options)
-    except ConfigError as error:
-        print(f"preheat: {error}", file=sys.stderr)
-        return 1
     except PreheatError as error:
         print(f"preheat: {error}", file=sys.stderr)
         return 1

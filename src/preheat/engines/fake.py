@@ -20,8 +20,8 @@ Each call takes the next reply, then the default. A REPLY is an object with any 
     fault: "connect_error" | "reset" | "hang" | "garbage" | "reset_after" | "end_after" |
            "half_event" (the last three after `after` pieces, default 1)
 
-`GET /fake/log` tells what came: calls, running, cancelled, most_at_once, requests (the last 1,000, bodies in
-base64). `POST /fake/reset` forgets all of it.
+`GET /fake/log` tells what came: calls, running, cancelled, most_at_once, requests (the last 1,000,
+bodies in base64). `POST /fake/reset` forgets all of it.
 """
 
 import argparse

@@ -188,7 +188,11 @@ class AdminApp:
         if self._api_key:
             sent = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
             if not hmac.compare_digest(sent.encode(), self._api_key):
-                raise HTTPException(401, "the admin routes need the admin key as 'Bearer KEY'")
+                raise HTTPException(
+                    401,
+                    "the admin routes need the admin key as 'Bearer KEY'",
+                    {"WWW-Authenticate": "Bearer"},
+                )
             return
         if not _is_local(request):
             raise HTTPException(
@@ -205,7 +209,7 @@ def _is_local(request: Request) -> bool:
         is_loopback = False
     host = request.headers.get("host", "")
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
-    return is_loopback and name in _LOCAL_HOSTS and "origin" not in request.headers
+    return is_loopback and name.lower() in _LOCAL_HOSTS and "origin" not in request.headers
 
 
 def _wanted(body: bytes) -> tuple[Invalidation, bool]:

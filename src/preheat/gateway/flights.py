@@ -201,6 +201,9 @@ class Flight:
     def _leave(self, listener: Listener) -> None:
         self.listeners.remove(listener)
         if not self.listeners and self.task is not None and not self._is_ended:
+            # At once, not when the task gets to it: nobody may join what is being cancelled.
+            self._is_ended = True
+            self._on_failure(self, None)
             self.task.cancel()
         self._release_pace()
 
@@ -271,7 +274,7 @@ class Flight:
         for listener in tuple(self.listeners):
             if listener.exchange.is_started:
                 self._break_off(listener, error)
-            elif listener.is_leader or self.generation > 0:
+            elif listener.is_leader or self.generation > 0 or self._has_content:
                 self._tell_failure(listener, error)
             else:
                 self._orphan(listener)
@@ -432,7 +435,7 @@ class Flight:
         if data is not None:
             try:
                 chunk = openai.decode(data)
-                if "error" in chunk:
+                if chunk.get("error"):
                     self._take_error()
                 elif self._assembler is not None:
                     self._assembler.feed(chunk)
@@ -459,9 +462,9 @@ class Flight:
             self.unstorable = self.unstorable or assembler.why_incomplete()
             if self.unstorable not in {"no-choices", "error-event", "bad-chunk"}:
                 self.answer = assembler.answer()
-        has_answer, has_content = self.answer is not None, self._has_content
+        has_content, is_readable = self._has_content, self.unstorable != "bad-chunk"
         self._end_without(
-            self._spare(lambda one: not (has_content if one.request.ask.stream else has_answer))
+            self._spare(lambda one: not has_content or not (one.request.ask.stream or is_readable))
         )
         if last is not None:
             self._push(last)

@@ -172,7 +172,7 @@ class Proxy:
         self.flights.close(flight)
         if error is not None:
             kind = error.kind
-        elif flight.status:
+        elif flight.status not in {0, 200}:
             kind = f"status-{flight.status}"
         else:
             kind = "cancelled"

@@ -1,5 +1,6 @@
 """JSON log lines: one event name each, no request text, no secret, and never in anybody's way."""
 
+import contextlib
 import queue
 import threading
 import time
@@ -45,3 +46,5 @@ class Log:
                     self._stream.flush()
             except (OSError, ValueError):
                 self.dropped += 1  # nobody reads: requests go on all the same
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()

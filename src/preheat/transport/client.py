@@ -29,7 +29,7 @@ before the first byte may kill it twice). On a fresh connection nothing is ever 
 
 import asyncio
 import contextlib
-import os
+import errno
 import ssl
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -460,7 +460,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Both loops set TCP_NODELAY on every TCP connection themselves.
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast("asyncio.Transport", transport)
         self._pool.on_open(self)
 
     def data_received(self, data: bytes) -> None:
@@ -777,6 +777,6 @@ def _describe(error: OSError | UnicodeError) -> str:
         return str(error.verify_message)
     if isinstance(error, ssl.SSLError):
         return str(error.reason)
-    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
-        return os.strerror(error.errno)
+    if isinstance(error, OSError) and error.errno:
+        return errno.errorcode.get(error.errno, str(error))
     return str(error) or type(error).__name__

@@ -27,6 +27,9 @@ _SMALL_BODY_BYTES: Final = 65_536
 _HEADS: Final = 2_048
 _REMEMBERED_BYTES: Final = 4_096
 _NOT_REMEMBERED: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
+# What the kernel may hold of an answer beside what is on its way: a slow client's answer waits
+# here, where it is bounded and where its progress is seen, and not there in megabytes.
+_UNSENT_BYTES: Final = 131_072
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _BODILESS: Final = (b"HTTP/1.1 204", b"HTTP/1.1 304")
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # socket(7), SO_LINGER
@@ -551,7 +554,10 @@ class Connection(asyncio.Protocol):
         if untaken_bytes != self._untaken_bytes:
             self._untaken_bytes = untaken_bytes
             self._taken_at = now
-        elif now - self._taken_at > (self.limits.write_s if untaken_bytes else _LINGER_S):
+            return
+        # Under TLS it can't be seen what the layer below still holds.
+        has_all = untaken_bytes == 0 and self.transport.can_write_eof()
+        if now - self._taken_at > (_LINGER_S if has_all else self.limits.write_s):
             self.transport.abort()
 
     def _advance(self) -> None:
@@ -761,6 +767,9 @@ class HttpServer:
             ssl_handshake_timeout=self.limits.head_s if tls else None,
             ssl_shutdown_timeout=self.limits.write_s if tls else None,
         )
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            for bound in listener.sockets:  # connections inherit it
+                bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         self._listeners.append(listener)
         if self._ticker is None:
             self._ticker = loop.create_task(self._tick())

@@ -1,0 +1,140 @@
+"""The counters as Prometheus metrics."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from core_parts import PRICES, USAGE, Desk, key_of, request_for
+from preheat.core.ledger import PICO
+from preheat.core.types import Want
+from preheat.telemetry.metrics import _GAUGES, Metrics
+
+
+class Told:
+    """What the exporter tells of a desk, by name and labels."""
+
+    def __init__(self, desk: Desk, **gauges: float) -> None:
+        metrics = Metrics(desk.ledger, desk.counters, desk.inventory, lambda: gauges)
+        families = text_string_to_metric_families(metrics.render().decode())
+        self._samples = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+    def __call__(self, name: str, **labels: str) -> float:
+        return self._samples[f"preheat_{name}", frozenset(labels.items())]
+
+
+@pytest.fixture
+def desk() -> Desk:
+    """One forward and two hits of tenant a, and a forward of tenant b."""
+    desk = Desk()
+    desk.forward(request_for("x", tenant="a"), 0.0)
+    for _ in range(2):
+        desk.controller.on_request(request_for("x", tenant="a"), 1.0)
+    desk.inventory.remove(key_of("x"), "evicted")
+    desk.forward(request_for("x", tenant="b"), 2.0)
+    return desk
+
+
+def test_answers_are_counted_by_tenant_model_layer_and_reason(desk: Desk) -> None:
+    told = Told(desk)
+    hits = {"tenant": "a", "model": "m1", "layer": "exact", "reason": "exact"}
+    forward = {"tenant": "b", "model": "m1", "layer": "forward", "reason": "evicted"}
+    assert told("requests_total", **hits) == 2
+    assert told("requests_total", **forward) == 1
+    assert told("requests_total", **{**forward, "tenant": "a", "reason": "key-first-seen"}) == 1
+    assert told("tokens_total", **hits, kind="input") == 2_000
+    assert told("tokens_total", **hits, kind="output") == 200
+    assert told("tokens_total", **hits, kind="cached_input") == 800
+    assert told("unpriced_requests_total", **hits) == 0
+
+
+def test_money_and_seconds_are_told_by_account(desk: Desk) -> None:
+    told = Told(desk)
+    whose = {"tenant": "a", "model": "m1"}
+    net, discount = PRICES["m1"].net(USAGE), PRICES["m1"].discount(USAGE)
+    assert told("money_total", **whose, account="paid") == pytest.approx(net / PICO)
+    assert told("money_total", **whose, account="saved_by_us") == pytest.approx(2 * net / PICO)
+    saved_by_provider = told("money_total", **whose, account="saved_by_provider")
+    assert saved_by_provider == pytest.approx(3 * discount / PICO)
+    seconds = {
+        (account, basis): told("engine_seconds_total", **whose, account=account, basis=basis)
+        for account, basis in (
+            ("paid", "measured"),
+            ("saved_by_us", "measured"),
+            ("saved_by_provider", "unknown"),
+        )
+    }
+    assert list(seconds.values()) == [2.5, 5.0, 0.0]
+    assert told("ledger_residual") == 0
+
+
+def test_ratios_are_those_of_the_stats(desk: Desk) -> None:
+    told = Told(desk)
+    assert told("hit_ratio", layer="exact", weight="request") == 0.5
+    assert told("hit_ratio", layer="exact", weight="token") == 0.5
+    assert told("hit_ratio", layer="join", weight="request") == 0
+
+
+def test_a_histograms_buckets_add_up(desk: Desk) -> None:
+    for duration_s in (0.00005, 0.0002, 0.0002, 1_000.0):
+        desk.counters.latency["exact"].observe(duration_s)
+    told = Told(desk)
+    buckets = {
+        bound: told("request_seconds_bucket", layer="exact", le=bound)
+        for bound in ("0.0001", "0.00025", "300.0", "+Inf")
+    }
+    assert list(buckets.values()) == [1, 3, 3, 4]
+    assert told("request_seconds_count", layer="exact") == 4
+    assert told("request_seconds_sum", layer="exact") == pytest.approx(1_000.00045)
+
+
+def test_the_cache_tells_what_it_holds_and_may_hold(desk: Desk) -> None:
+    desk.forward(request_for("y", Want(no_store=True)), 0.0)
+    told = Told(desk)
+    assert told("l1_entries") == 1
+    assert told("l1_bytes") == desk.inventory.size_bytes
+    assert told("l1_budget_bytes") == 1_000_000
+    assert told("l1_budget_entries") == 1_000
+    assert told("stored_total") == 2
+    assert told("not_stored_total", reason="no-store") == 1
+
+
+def test_refusals_and_failures_are_counted_by_their_word(desk: Desk) -> None:
+    desk.counters.bump(desk.counters.refused, "too-deep")
+    desk.counters.bump(desk.counters.engine_errors, "reset")
+    told = Told(desk)
+    assert told("refused_total", code="too-deep") == 1
+    assert told("engine_errors_total", kind="reset") == 1
+
+
+def test_gauges_are_read_at_the_moment_they_are_asked_for(desk: Desk) -> None:
+    flights = [1.0, 2.0]
+    metrics = Metrics(
+        desk.ledger, desk.counters, desk.inventory, lambda: {"preheat_flights": flights.pop(0)}
+    )
+    assert b"preheat_flights 1.0\n" in metrics.render()
+    assert b"preheat_flights 2.0\n" in metrics.render()
+
+
+@pytest.mark.parametrize("name", _GAUGES)
+def test_every_gauge_is_told(name: str, desk: Desk) -> None:
+    assert Told(desk, **{name: 7.0})(name.removeprefix("preheat_")) == 7.0
+
+
+@pytest.mark.parametrize("model", ['"quoted"', "new\nline", "back\\slash", "ünïcode😀", ""])
+def test_a_models_name_may_hold_anything(model: str) -> None:
+    desk = Desk()
+    desk.forward(request_for("x", model=model), 0.0)
+    told = Told(desk)
+    labels = {"tenant": "local", "layer": "forward", "reason": "key-first-seen"}
+    assert told("requests_total", model=model, **labels) == 1
+
+
+def test_every_metric_is_ours_and_has_a_help_text(desk: Desk) -> None:
+    metrics = Metrics(desk.ledger, desk.counters, desk.inventory, lambda: dict.fromkeys(_GAUGES, 0))
+    families = list(metrics.collect())
+    assert all(family.documentation for family in families)
+    assert all(family.name.startswith("preheat_") for family in families)
+    assert len({family.name for family in families}) == len(families)

@@ -16,7 +16,7 @@ from preheat.core.types import (
     Check,
     Effects,
     Forward,
-    Keep,
+    Hit,
     Key,
     Outcome,
     Request,
@@ -53,7 +53,7 @@ def request_for(
     **ask_fields: Any,
 ) -> Request:
     """A request of its own id, that asks for what `name` stands for."""
-    request_id = RequestId(f"r{next(_numbers)}")
+    request_id = RequestId(b"r%d" % next(_numbers))
     return Request(request_id, tenant, namespace, ask_of(name, **ask_fields), want)
 
 
@@ -70,13 +70,19 @@ def outcome_of(request: Request, at: float, **fields: Any) -> Outcome:
     )
 
 
-def record_of(name: object, **fields: Any) -> Record:
+def hit_of(name: object, stored_at: float = 0.0, expires_at: float = 1_000.0) -> Hit:
+    key = key_of(name)
+    return Hit(key, key.hex().encode(), stored_at, expires_at - stored_at, None)
+
+
+def record_of(
+    name: object, *, stored_at: float = 0.0, expires_at: float = 1_000.0, **fields: Any
+) -> Record:
     return Record(
         **{
             "check": check_of(name),
             "size_bytes": 1,
-            "stored_at": 0.0,
-            "expires_at": 1_000.0,
+            "hit": hit_of(name, stored_at, expires_at),
             "tenant": "local",
             "namespace": "",
             "model": "m1",
@@ -105,7 +111,7 @@ class Desk:
         admit: str = "always",
         prices: Mapping[str, Price] = PRICES,
     ) -> None:
-        self.ledger = Ledger(prices)
+        self._ledger = Ledger(prices)
         self.counters = Counters()
         self.inventory = Inventory(
             eviction.POLICIES[evict](),
@@ -117,7 +123,7 @@ class Desk:
         self.drawn = draw
         self.controller = Controller(
             self.inventory,
-            self.ledger,
+            self._ledger,
             self.counters,
             freshness=freshness or Freshness(),
             namespaces=namespaces or {},
@@ -125,16 +131,19 @@ class Desk:
             draw=lambda: self.drawn,
         )
 
+    @property
+    def ledger(self) -> Ledger:
+        """The books, every use in them."""
+        self.inventory.settle(0.0)
+        return self._ledger
+
     def forward(self, request: Request, now: float, **outcome: Any) -> Effects:
         """The whole way of a request that an engine answers, to the effects of its answer."""
         decision = self.controller.on_request(request, now)
         assert isinstance(decision, Forward), decision
-        effects = self.controller.on_outcome(
+        return self.controller.on_outcome(
             outcome_of(request, now, **outcome), decision.reason, now
         )
-        if isinstance(effects, Keep):
-            self.controller.on_stored(request, effects.key, ok=True)
-        return effects
 
     def reason(self, request: Request, now: float) -> str:
         """Why this request isn't a hit; it leads no flight afterwards."""

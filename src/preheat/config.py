@@ -443,12 +443,15 @@ def _explained(message: str, tree: Mapping[str, Any]) -> str:
 
 def _wrong_entry(entries: Mapping[str, Any], section: type[_Section]) -> str:
     """The entry of a table that doesn't fit: msgspec doesn't tell which one it means."""
-    for name, entry in entries.items():
-        try:
-            msgspec.convert(entry, section)
-        except msgspec.ValidationError:
-            return name
-    raise AssertionError("every entry is fine")
+    return next(name for name, entry in entries.items() if not _fits(entry, section))
+
+
+def _fits(entry: Any, section: type[_Section]) -> bool:
+    try:
+        msgspec.convert(entry, section)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _section_of(key: str) -> type[_Section]:

@@ -20,7 +20,7 @@ from core_parts import key_of, record_of
 from preheat.core import admission, eviction
 from preheat.core.eviction import EvictionPolicy
 from preheat.core.inventory import Inventory
-from preheat.core.types import Invalidation, Key
+from preheat.core.types import Hit, Invalidation, Key
 
 KEYS = [key_of(number) for number in range(12)]
 
@@ -277,7 +277,7 @@ class Books(RuleBasedStateMachine):
     def see(self, key: Key) -> None:
         self.inventory.see(key, self.now)
         if key in self.held:
-            self.inventory.touch(key, self.now)
+            self.inventory.use(self.held[key], self.now)
 
     @rule(
         key=keys,
@@ -293,8 +293,7 @@ class Books(RuleBasedStateMachine):
         record = record_of(
             key,
             size_bytes=size_bytes,
-            stored_at=self.now,
-            expires_at=self.now + life_s,
+            hit=Hit(key, key.hex().encode(), self.now, life_s, None),
             model=model,
             tags=(tag,),
         )
@@ -317,8 +316,8 @@ class Books(RuleBasedStateMachine):
 
     @rule(limit=st.sampled_from([1, 1_000]))
     def expire(self, limit: int) -> None:
+        due = {k for k, r in self.held.items() if r.hit.expires_at + self.STALE_S <= self.now}
         expired = self.inventory.expire(self.now, limit)
-        due = {k for k, r in self.held.items() if r.expires_at + self.STALE_S <= self.now}
         assert set(expired) <= due
         assert len(expired) == min(limit, len(due))
         for key in expired:

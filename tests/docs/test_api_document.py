@@ -34,7 +34,6 @@ def admin() -> Iterator[AdminApp]:
         log,
         is_ready=lambda: True,
         clock=lambda: 0.0,
-        forget=lambda keys: None,
     )
     log.close()
 

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
-from tiny_model import write_tiny_gguf
 
 from preheat.engines.child import ChildSettings, EngineChild, find_weights, sha256_of
 from preheat.errors import EngineError
+from tiny_model import write_tiny_gguf
 
 pytest.importorskip("xllamacpp", reason="the embedded engine isn't installed")
 pytestmark = pytest.mark.timeout(120)
@@ -93,7 +93,7 @@ async def chat(engine: EngineChild, body: object = None) -> Any:
 
 async def until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
     async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110 - what it waits for is another process
+        while not condition():
             await asyncio.sleep(0.01)
 
 

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_model import KV_BYTES_A_TOKEN, write_tiny_gguf
 
 from preheat.engines.child import ChildSettings, EngineChild
 from preheat.engines.fake_kv import BlockLru
+from tiny_model import KV_BYTES_A_TOKEN, write_tiny_gguf
 
 pytest.importorskip("xllamacpp", reason="the real engine to compare with isn't installed")
 

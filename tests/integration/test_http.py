@@ -196,6 +196,10 @@ def test_http_1_0_gets_one_answer_and_the_end(gateway: Gateway, stream: bool) ->
     assert "transfer-encoding" not in answer.headers
 
 
+def test_http_1_0_needs_no_host(gateway: Gateway) -> None:
+    assert one(gateway, b"GET /healthz HTTP/1.0\r\n\r\n").body == b"ok\n"
+
+
 def test_http_1_0_may_keep_its_connection(gateway: Gateway) -> None:
     asked = post(chat("old, kept"), headers="Connection: keep-alive\r\n", version="1.0")
     with Raw(gateway.port) as client:
@@ -776,7 +780,8 @@ def test_a_client_that_doesn_t_read_is_dropped_and_its_engine_call_ended(
 def test_a_slow_reader_holds_the_engine_back_and_takes_a_bounded_memory(
     gateway: Gateway, fake: Fake, size: int, pieces: int
 ) -> None:
-    """The flight's buffer of 8 MiB, its events decoded, and the answer as far as it is known."""
+    """The flight's buffer of 8 MiB, its events decoded, and the answer as far as it is known: a
+    few times the buffer, however long the stream."""
     fake.script({"content": "m" * size, "pieces": pieces}, default="echo")
     memory = PeakMemory(gateway.process.pid)
     with Raw(gateway.port, receive_bytes=16_384) as client:
@@ -786,7 +791,7 @@ def test_a_slow_reader_holds_the_engine_back_and_takes_a_bounded_memory(
         assert fake.log["running"] == 1
         answer = client.answer()
     assert len(said(answer)) == size
-    assert memory.grown_bytes < 40 * MIB
+    assert memory.grown_bytes < 60 * MIB
 
 
 # Clients that come and go --------------------------------------------------------------------

@@ -11,7 +11,7 @@ from core_parts import Desk, outcome_of, request_for
 from preheat.core.controller import Freshness
 from preheat.core.ledger import NANO, PICO, Ledger, Price
 from preheat.core.stats import by_layer, rows
-from preheat.core.types import Forward, Hit, Join, Keep, Request, Usage
+from preheat.core.types import Forward, Hit, Join, Request, Usage
 
 # A price per million tokens as it is published: a decimal number.
 published = st.decimals(0, 1_000, places=6).map(float)
@@ -145,9 +145,7 @@ def test_a_controllers_books_balance_over_hits_joins_and_evictions(
             unstorable=unstorable,
             joined=tuple(joined),
         )
-        effects = desk.controller.on_outcome(outcome, decision.reason, now)
-        if isinstance(effects, Keep):
-            desk.controller.on_stored(request, effects.key, ok=True)
+        desk.controller.on_outcome(outcome, decision.reason, now)
     booked: Counter[str] = Counter()
     for (_, _, layer, _), account in desk.ledger.accounts():
         booked[layer] += account.requests

@@ -580,8 +580,20 @@ async def test_a_protocol_error_names_the_reason(answer: bytes, reason: str) -> 
 
 @pytest.mark.asyncio
 async def test_a_large_head_below_the_limit_is_fine() -> None:
-    answer = b"HTTP/1.1 200 OK\r\nA: " + b"x" * (250 * 1024) + b"\r\nContent-Length: 2\r\n\r\nok"
-    async with serve(answering(answer)) as engine, client_of(engine) as client:
+    async def script(
+        engine: Engine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await engine.read_request(reader)
+        for part in (
+            CHUNKED[:-2] + b"A: " + b"x" * (250 * 1024) + b"\r\n\r\n",
+            b"2;" + b"x" * (50 * 1024) + b"\r\n",
+            b"ok\r\n0\r\n\r\n",
+        ):
+            writer.write(part)
+            await asyncio.sleep(0.02)
+        await reader.read()
+
+    async with serve(script) as engine, client_of(engine) as client:
         assert await fetch(client) == (200, b"ok")
 
 
@@ -642,9 +654,17 @@ async def test_a_body_that_drips_is_not_idle() -> None:
 
 @pytest.mark.asyncio
 async def test_a_reader_that_takes_its_time_is_not_an_idle_engine() -> None:
-    answer = CHUNKED + b"2\r\nok\r\n0\r\n\r\n"
-    timeouts = Timeouts(idle_s=0.05, first_byte_s=0.05)
-    async with serve(answering(answer)) as engine, client_of(engine, timeouts=timeouts) as client:
+    async def script(
+        engine: Engine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await engine.read_request(reader)
+        writer.write(CHUNKED)
+        await asyncio.sleep(0.2)
+        writer.write(b"2\r\nok\r\n0\r\n\r\n")
+        await reader.read()
+
+    timeouts = Timeouts(idle_s=0.1, first_byte_s=0.1)
+    async with serve(script) as engine, client_of(engine, timeouts=timeouts) as client:
         response = await get(client)
         await asyncio.sleep(0.15)
         assert await response.read(10) == b"ok"
@@ -763,8 +783,11 @@ async def test_a_cancelled_reader_closes_its_connection_and_frees_its_slot() -> 
 async def test_a_response_given_up_closes_its_connection_and_frees_its_slot() -> None:
     async with one_watched_connection(CHUNKED + b"4\r\npart\r\n") as (client, _, left):
         response = await get(client)
+        await asyncio.sleep(0.02)
         response.close()
         response.close()
+        with pytest.raises(EngineError, match="given up"):
+            await anext(response)
         await asyncio.wait_for(left.wait(), 5)
         assert await fetch(client) == (200, b"ok")
 
@@ -1287,6 +1310,26 @@ async def test_tls_carries_requests_both_ways(server_tls: tuple[ssl.SSLContext, 
             assert await response.read(4 * MIB) == sent
         await client.aclose()
     assert engine.connections == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("greeting", "kind"), [(b"", "reset"), (b"220 ready\r\n", "protocol")])
+async def test_what_comes_with_the_end_of_the_handshake_is_not_missed(
+    server_tls: tuple[ssl.SSLContext, Path], greeting: bytes, kind: str
+) -> None:
+    """In TLS 1.2 the server has the last word, and what it says next may come with that."""
+    context, certificate = server_tls
+
+    async def script(_: Engine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if greeting:
+            writer.write(greeting)
+            await reader.read()
+
+    trusting = ssl.create_default_context(cafile=certificate)
+    trusting.maximum_version = ssl.TLSVersion.TLSv1_2
+    async with serve(script, tls=context) as engine:
+        client = Client(f"https://127.0.0.1:{engine.port}", tls=trusting)
+        assert (await failure_of(client)).kind == kind
 
 
 @pytest.mark.asyncio

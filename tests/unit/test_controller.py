@@ -29,11 +29,11 @@ def test_a_first_request_leads_and_its_equal_hits() -> None:
     desk = Desk()
     first = request_for("a")
     assert desk.controller.on_request(first, 0.0) == Forward("miss", "key-first-seen", True)
-    effects = desk.controller.on_outcome(outcome_of(first, 0.0), "key-first-seen", 2.5)
+    outcome = outcome_of(first, 0.0, answer="the answer")
+    effects = desk.controller.on_outcome(outcome, "key-first-seen", 2.5)
     assert effects == Keep(key_of("a"), ())
-    desk.controller.on_stored(first, key_of("a"), ok=True)
     hit = desk.controller.on_request(request_for("a"), 10.0)
-    assert hit == Hit(key_of("a"), age_s=7.5, ttl_s=3600.0 - 7.5)
+    assert hit == Hit(key_of("a"), key_of("a").hex().encode(), 2.5, 3600.0, "the answer")
     assert desk.counters.stored == 1
 
 
@@ -71,7 +71,6 @@ def test_two_requests_whose_keys_collide_never_share_an_answer() -> None:
     other = request_for("b", key=key_of("a"))
     assert desk.controller.on_request(other, 1.0) == Forward("miss", "collision", True)
     desk.controller.on_outcome(outcome_of(other, 1.0), "collision", 2.0)
-    desk.controller.on_stored(other, key_of("a"), ok=True)
     assert desk.reason(request_for("a"), 3.0) == "collision"
     assert isinstance(desk.controller.on_request(other, 3.0), Hit)
 
@@ -161,7 +160,7 @@ def test_no_stale_answer_is_older_than_the_operator_allows() -> None:
     want = Want(max_stale_s=FOREVER)
     hit = desk.controller.on_request(request_for("a", want), 209.9)
     assert isinstance(hit, Hit)
-    assert hit.ttl_s < 0
+    assert hit.expires_at < 209.9
     assert desk.reason(request_for("a", want), 210.0) == "expired"
 
 
@@ -270,7 +269,6 @@ def test_no_cache_goes_alone_where_somebody_leads() -> None:
     alone = request_for("a", Want(no_cache=True))
     assert desk.controller.on_request(alone, 0.5) == Forward("request", "no-cache", False)
     desk.controller.on_outcome(outcome_of(alone, 0.5), "no-cache", 1.0)
-    desk.controller.on_stored(alone, key_of("a"), ok=True)
     assert isinstance(desk.controller.on_request(request_for("a"), 1.0), Hit)
 
 
@@ -284,7 +282,7 @@ def test_nobody_joins_a_flight_that_has_outgrown_its_buffer() -> None:
     )
 
 
-@pytest.mark.parametrize("end", ["failed", "dropped", "stored", "not stored"])
+@pytest.mark.parametrize("end", ["failed", "dropped", "stored"])
 def test_nobody_joins_a_flight_that_has_ended(end: str) -> None:
     desk = Desk()
     leader = request_for("a")
@@ -295,7 +293,6 @@ def test_nobody_joins_a_flight_that_has_ended(end: str) -> None:
         desk.controller.on_outcome(outcome_of(leader, 0.0, unstorable="finish-length"), "x", 1.0)
     else:
         desk.controller.on_outcome(outcome_of(leader, 0.0), "x", 1.0)
-        desk.controller.on_stored(leader, key_of("a"), ok=end == "stored")
     decision = desk.controller.on_request(request_for("a"), 2.0)
     assert isinstance(decision, Hit if end == "stored" else Forward)
 
@@ -401,27 +398,6 @@ def test_a_namespace_has_its_own_life() -> None:
     desk = Desk(namespaces={"short": Freshness(ttl_s=5.0)})
     desk.forward(request_for("a", namespace="short"), 0.0)
     assert desk.reason(request_for("a", namespace="short"), 5.0) == "expired"
-
-
-def test_an_entry_that_the_store_did_not_take_is_gone() -> None:
-    desk = Desk()
-    request = request_for("a")
-    desk.controller.on_request(request, 0.0)
-    desk.controller.on_outcome(outcome_of(request, 0.0), "x", 1.0)
-    desk.controller.on_stored(request, key_of("a"), ok=False)
-    assert len(desk.inventory) == 0
-    assert desk.reason(request_for("a"), 2.0) == "store-failed"
-    assert desk.counters.stored == 0
-
-
-def test_a_store_may_fail_for_an_entry_that_was_invalidated_meanwhile() -> None:
-    desk = Desk()
-    request = request_for("a")
-    desk.controller.on_request(request, 0.0)
-    desk.controller.on_outcome(outcome_of(request, 0.0), "x", 1.0)
-    desk.controller.on_invalidate(Invalidation(model="m1"), 1.5, dry_run=False)
-    desk.controller.on_stored(request, key_of("a"), ok=False)
-    assert desk.reason(request_for("a"), 2.0) == "invalidated"
 
 
 def test_an_entry_carries_what_invalidations_ask_for() -> None:
@@ -605,7 +581,6 @@ def test_flights_that_end_leave_nothing_behind() -> None:
                 desk.controller.on_outcome(outcome_of(request, 0.0, unstorable="x"), "x", 1.0)
             case _:
                 desk.controller.on_outcome(outcome_of(request, 0.0), "x", 1.0)
-                desk.controller.on_stored(request, request.ask.key, ok=True)
     assert desk.controller._leaders == {}
     assert len(desk.inventory) == 10
 

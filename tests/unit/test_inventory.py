@@ -52,7 +52,9 @@ def test_by_number_one_leaves_for_one() -> None:
     inventory = inventory_of(budget_entries=2)
     for name in "ab":
         inventory.store(key_of(name), record_of(name), 0.0, 0.0)
-    inventory.touch(key_of("a"), 1.0)
+    first = inventory.find(key_of("a"))
+    assert first is not None
+    inventory.use(first, 1.0)
     assert inventory.store(key_of("c"), record_of("c"), 0.0, 1.0) == keys("b")
 
 

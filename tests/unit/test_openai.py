@@ -300,6 +300,38 @@ def test_a_null_that_comes_late_does_not_undo_what_was_said() -> None:
     assert body["choices"][0]["message"] == {"content": "a", "refusal": None}
 
 
+def test_a_plain_piece_of_another_shape_is_replayed_in_its_own() -> None:
+    odd = {**delta(content="b"), "logprobs": None}
+    stream = [
+        chunk(delta(content="a")),
+        chunk(odd),
+        chunk(delta(content="c")),
+        chunk(delta("stop")),
+    ]
+    told = list(openai.chunks(assembled(*stream).answer(), CHAT))
+    assert [json.loads(b"{" + one)["choices"] for one in told] == [one["choices"] for one in stream]
+
+
+def test_a_stream_without_a_first_choice_is_replayed_too() -> None:
+    stream = [chunk(delta(content="a", index=1)), chunk(delta("stop", index=1))]
+    told = list(openai.chunks(assembled(*stream).answer(), CHAT))
+    assert [json.loads(b"{" + one)["choices"] for one in told] == [one["choices"] for one in stream]
+
+
+def test_a_field_of_two_types_has_no_whole() -> None:
+    with pytest.raises(ValueError, match="two types"):
+        assembled(chunk(delta(content="a")), chunk(delta(content=["b"])))
+
+
+def test_a_message_without_a_role_is_streamed_without_one() -> None:
+    choice = {"index": 0, "message": {"content": "Hello"}, "finish_reason": "stop"}
+    told = list(openai.chunks(openai.answer_of({"choices": [choice]}), CHAT))
+    assert [json.loads(b"{" + one)["choices"] for one in told] == [
+        [delta(content="Hello")],
+        [delta("stop")],
+    ]
+
+
 # what Preheat says itself
 
 

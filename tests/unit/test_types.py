@@ -17,14 +17,13 @@ STRUCTS = [
 
 @pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.__name__)
 def test_a_record_is_a_frozen_value(struct: type[msgspec.Struct]) -> None:
-    assert struct.__struct_config__.frozen
+    # An ask carries the inventory's short cut to its entry, which changes.
+    assert struct.__struct_config__.frozen or struct is Ask
 
 
 def test_what_is_kept_by_the_hundred_thousand_costs_the_collector_nothing() -> None:
     ask = Ask(Key(bytes(16)), Check(bytes(32)), "m")
     assert not gc.is_tracked(ask)
-    with pytest.raises(AttributeError):
-        ask.model = "other"
 
 
 def test_an_ask_has_no_field_for_text() -> None:

@@ -48,8 +48,8 @@ class Freshness(msgspec.Struct, frozen=True):
 class Controller:
     """The only object the drivers know: what to do with a request, and with its answer.
 
-    Hot and synchronous: one call for a hit; `on_request`, `on_outcome`, `on_stored` for a
-    forwarded request. It holds no bodies and knows no engines.
+    Hot and synchronous: one call for a hit; `on_request` and `on_outcome` for a forwarded
+    request. It looks into no body and knows no engines.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class Controller:
     ) -> None:
         self._inventory = inventory
         # Asked for every request, so without a frame of their own in between:
-        self._find, self._see, self._touch = inventory.find, inventory.see, inventory.touch
+        self._find, self._see = inventory.find, inventory.see
+        self._use = inventory.use
         self._ledger = ledger
         self._counters = counters
         self._freshness = freshness
@@ -82,13 +83,17 @@ class Controller:
             return self._on_special(request, now)
         key = ask.key
         self._see(key, now)
-        record = self._find(key)
-        if record is not None and record.check == ask.check and record.expires_at > now:
-            return self._hit(key, record, now)
+        record = ask.record
+        if record is None or not record.is_current:
+            record = ask.record = self._find(key)
+        if record is not None and record.check == ask.check:
+            hit: Hit = record.hit
+            if now - hit.stored_at < hit.ttl_s:
+                return self._use(record, now)
         return self._miss(request, record, now)
 
     def on_miss(self, request: Request, now: float) -> Join | Forward:
-        """A hit's body was gone, or the flight this request had joined failed before its start."""
+        """The flight that this request had joined failed before its start: decide again."""
         if self._find(request.ask.key) is not None:
             self._inventory.remove(request.ask.key, "evicted")
         return self._miss(request, None, now)
@@ -111,27 +116,23 @@ class Controller:
         unwanted = self._why_unwanted(request)
         unstorable = outcome.unstorable or unwanted or self._why_unstorable(request, outcome)
         effects = Drop(unstorable) if unstorable else self._store(request, outcome, now)
-        if isinstance(effects, Drop):
+        if isinstance(effects, Keep):
+            self._counters.stored += 1
+            self._counters.evicted += len(effects.evicted)
+        else:
             self._counters.bump(self._counters.dropped, effects.reason)
             if not unwanted:
                 self._inventory.note_absent(request.ask.key, effects.reason)
-            self._end_flight(request)
-        return effects
-
-    def on_stored(self, request: Request, key: Key, ok: bool) -> None:
-        """The one confirmation: the body is in the store, or isn't."""
-        if ok:
-            self._counters.stored += 1
-        elif self._find(key) is not None:  # else evicted or invalidated meanwhile
-            self._inventory.remove(key, "store-failed")
         self._end_flight(request)
+        return effects
 
     def on_failure(self, request: Request) -> None:
         """The request's flight ended without an answer: nothing to book, nobody may join it."""
         self._end_flight(request)
 
     def on_tick(self, now: float) -> tuple[Key, ...]:
-        """Once a second: the entries that are past their life, now removed from the books."""
+        """Once a second: uses are booked, and entries past their life removed."""
+        self._inventory.settle(now)
         expired = self._inventory.expire(now)
         self._counters.expired += len(expired)
         return expired
@@ -154,7 +155,7 @@ class Controller:
         self._see(ask.key, now)
         record = self._find(ask.key)
         if record is not None and record.check == ask.check and self._satisfies(record, want, now):
-            return self._hit(ask.key, record, now)
+            return self._use(record, now)
         return _rejected(want) or self._miss(request, record, now)
 
     def _on_sampled(self, request: Request, now: float) -> Decision:
@@ -177,7 +178,7 @@ class Controller:
                 usable.append((key, record))
         if len(usable) == variants:
             key, record = usable[int(self._draw() * variants)]
-            return self._hit(key, record, now)
+            return self._use(record, now)
         rejected = _rejected(want)
         if rejected is not None:
             return rejected
@@ -186,11 +187,6 @@ class Controller:
         if usable:
             return Forward("miss", "variant-wanted", joinable=False)
         return self._forward(ask, self._find(ask.key), now, joinable=False)
-
-    def _hit(self, key: Key, record: Record, now: float) -> Hit:
-        self._touch(key, now)
-        record.account.save(record.share)
-        return Hit(key, now - record.stored_at, record.expires_at - now)
 
     def _miss(self, request: Request, record: Record | None, now: float) -> Join | Forward:
         ask = request.ask
@@ -208,7 +204,7 @@ class Controller:
             return Forward("miss", self._inventory.why_absent(ask.key), joinable)
         if record.check != ask.check:
             return Forward("miss", "collision", joinable)
-        if record.expires_at <= now:
+        if record.hit.expires_at <= now:
             return Forward("stale", "expired", joinable)
         return Forward("request", "not-fresh-enough", joinable)
 
@@ -242,8 +238,7 @@ class Controller:
         record = Record(
             check=request.ask.check,
             size_bytes=outcome.size_bytes + ENTRY_OVERHEAD_BYTES,
-            stored_at=now,
-            expires_at=now + self._ttl_s(request),
+            hit=Hit(key, key.hex().encode(), now, self._ttl_s(request), outcome.answer),
             tenant=tenant,
             namespace=request.namespace,
             model=model,
@@ -254,7 +249,6 @@ class Controller:
         stored = self._inventory.store(key, record, outcome.asked_at, now)
         if isinstance(stored, str):
             return Drop(stored)
-        self._counters.evicted += len(stored)
         return Keep(key, stored)
 
     def _place(self, request: Request, now: float) -> Key:
@@ -266,16 +260,16 @@ class Controller:
         oldest = (float("inf"), ask.key)
         for key in keys:
             record = self._find(key)
-            if record is None or record.check != ask.check or record.expires_at <= now:
+            if record is None or record.check != ask.check or record.hit.expires_at <= now:
                 return key
-            oldest = min(oldest, (record.stored_at, key))
+            oldest = min(oldest, (record.hit.stored_at, key))
         return oldest[1]
 
     def _satisfies(self, record: Record, want: Want, now: float) -> bool:
         """RFC 9111 sections 4.2 and 5.2.1: is this entry fresh enough for what was asked?"""
-        if want.no_cache or now - record.stored_at > want.max_age_s:
+        if want.no_cache or now - record.hit.stored_at > want.max_age_s:
             return False
-        ttl_s = record.expires_at - now
+        ttl_s = record.hit.expires_at - now
         if ttl_s > 0:
             return ttl_s >= want.min_fresh_s
         stale_s = min(want.max_stale_s, self._inventory.stale_s)

@@ -11,36 +11,49 @@ from preheat.core.admission import AdmissionPolicy
 from preheat.core.eviction import EvictionPolicy
 from preheat.core.ledger import Account, Share
 from preheat.core.memo import Memo
-from preheat.core.types import Check, Invalidation, Key, Removed
+from preheat.core.types import Check, Hit, Invalidation, Key, Removed
 
-ENTRY_OVERHEAD_BYTES: Final = 1_024
+ENTRY_OVERHEAD_BYTES: Final = 1_400
 """What an entry costs beside its body, in this process's memory: its record, its places in the
 dicts, the order and the expiry heap, its memo (measured: docs/measured.md, "memory of an entry")."""
 
 _INVALIDATIONS: Final = 1_000
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
-    """One stored answer. `share` is what each use of it adds to `account`."""
+class Record(msgspec.Struct, gc=False):
+    """One stored answer, and the decision that serves it.
+
+    `share` is what each use adds to `account`. `uses` counts those that aren't booked yet;
+    `is_current` ends with the entry, for whoever still holds its record.
+    """
 
     check: Check
     size_bytes: int
-    stored_at: float
-    expires_at: float
+    hit: Hit
     tenant: str
     namespace: str
     model: str
     tags: tuple[str, ...]
     account: Account
     share: Share
+    uses: int = 0
+    is_current: bool = True
+
+
+_GONE: Final = Hit(Key(b""), b"", 0.0, 0.0, None)
 
 
 class Inventory:
     """The books of L1: within its budgets after every call.
 
     An entry stays for `stale_s` after its expiry, for requests that accept a stale answer.
-    `find` gives the record under a key, expired or not; `see` says that a key was asked for,
-    `touch` that its entry was used. Why a key is not here is remembered for a while, so that every miss can name its reason.
+    `find` gives the record under a key, expired or not; `see` says that a key was asked for.
+    Why a key is not here is remembered for a while, so that every miss can name its reason.
+
+    `use` only counts up in the record; `settle` books the counts and tells the eviction policy,
+    before anything is evicted and at least once a second. At a hit that spares a dozen scattered
+    memory accesses, which cost more than the work itself (docs/measured.md). Only a policy that
+    keeps the order of uses is told at once.
     """
 
     def __init__(
@@ -61,7 +74,8 @@ class Inventory:
         self._records: dict[Key, Record] = {}
         self.find: Final[Callable[[Key], Record | None]] = self._records.get
         self.see: Final = admission.see
-        self.touch: Final = eviction.touch
+        self._touch: Final = eviction.touch if eviction.keeps_order else None
+        self._used: list[Record] = []
         self._expiry: list[tuple[float, Key]] = []
         self._gone: Memo[Key, str] = Memo(budget_entries)
         self._invalidations: deque[tuple[float, Invalidation]] = deque()
@@ -90,6 +104,8 @@ class Inventory:
         if key in self._records:
             self._take_out(key)
         evicted = []
+        if not self._fits(record):
+            self.settle(now)
         while not self._fits(record):
             victim = self._eviction.victim(now)
             self.remove(victim, "evicted")
@@ -99,6 +115,25 @@ class Inventory:
         self._eviction.insert(key, record.size_bytes, now)
         self._schedule_expiry(key, record)
         return tuple(evicted)
+
+    def use(self, record: Record, now: float) -> Hit:
+        """The decision that serves this entry once more."""
+        if not record.uses:
+            self._used.append(record)
+        record.uses += 1
+        if self._touch is not None:
+            self._touch(record.hit.key, now)
+        return record.hit
+
+    def settle(self, now: float) -> None:
+        """Book the uses since the last time and tell the eviction policy."""
+        used = tuple(self._used)
+        self._used.clear()
+        for record in used:
+            record.account.save(record.share, record.uses)
+            record.uses = 0
+            if record.is_current and self._touch is None:
+                self._eviction.touch(record.hit.key, now)
 
     def remove(self, key: Key, reason: str) -> None:
         """The entry is gone, for this reason."""
@@ -112,7 +147,7 @@ class Inventory:
         while heap and heap[0][0] <= now and len(expired) < limit:
             due_at, key = heapq.heappop(heap)
             record = self._records.get(key)
-            if record is not None and record.expires_at + self.stale_s <= due_at:
+            if record is not None and record.hit.expires_at + self.stale_s <= due_at:
                 self.remove(key, "expired")
                 expired.append(key)
         return tuple(expired)
@@ -141,6 +176,8 @@ class Inventory:
         ):
             return "invalidated"
         has_room = key in self._records or self._fits(record)
+        if not has_room:
+            self.settle(now)  # whom the policy names depends on it
         victim = None if has_room else self._eviction.victim(now)
         return "" if self._admission.admit(key, victim, now) else "not-admitted"
 
@@ -153,17 +190,19 @@ class Inventory:
     def _take_out(self, key: Key) -> None:
         record = self._records.pop(key)
         self.size_bytes -= record.size_bytes
+        record.is_current = False
+        record.hit = _GONE  # whoever still holds the record doesn't hold the answer
         self._eviction.remove(key)
 
     def _schedule_expiry(self, key: Key, record: Record) -> None:
         if len(self._expiry) > 2 * len(self._records) + 1_000:
             # Overwritten and evicted entries leave their old lines behind.
             self._expiry = [
-                (entry.expires_at + self.stale_s, name) for name, entry in self._records.items()
+                (entry.hit.expires_at + self.stale_s, name) for name, entry in self._records.items()
             ]
             heapq.heapify(self._expiry)
         else:
-            heapq.heappush(self._expiry, (record.expires_at + self.stale_s, key))
+            heapq.heappush(self._expiry, (record.hit.expires_at + self.stale_s, key))
 
     def _remember(self, what: Invalidation, now: float) -> None:
         self._invalidations.append((now, what))

@@ -294,7 +294,6 @@ def _ask(fields: Mapping[str, Any], digest: tuple[Key, Check] | None) -> Ask:
         include_usage=bool(options and options.get("include_usage")),
         has_stream_options="stream_options" in fields,
         bypass=bypass,
-        label=key.hex().encode(),
     )
 
 

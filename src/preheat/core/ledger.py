@@ -75,17 +75,17 @@ class Account(msgspec.Struct, gc=False):
         """What the books can't explain; always 0."""
         return self.price_without_us - self.paid - self.saved_by_us - self.saved_by_provider
 
-    def save(self, share: "Share") -> None:
+    def save(self, share: "Share", times: int = 1) -> None:
         """An answer was had without an engine."""
-        self.requests += 1
-        self.unpriced += share.unpriced
-        self.input_tokens += share.input_tokens
-        self.output_tokens += share.output_tokens
-        self.cached_tokens += share.cached_tokens
-        self.saved_by_us += share.saved_by_us
-        self.saved_by_provider += share.saved_by_provider
-        self.price_without_us += share.price_without_us
-        self.saved_by_us_ns += share.saved_by_us_ns
+        self.requests += times
+        self.unpriced += share.unpriced * times
+        self.input_tokens += share.input_tokens * times
+        self.output_tokens += share.output_tokens * times
+        self.cached_tokens += share.cached_tokens * times
+        self.saved_by_us += share.saved_by_us * times
+        self.saved_by_provider += share.saved_by_provider * times
+        self.price_without_us += share.price_without_us * times
+        self.saved_by_us_ns += share.saved_by_us_ns * times
 
     def add(self, other: "Account") -> None:
         """Add the other account's sums to these."""

@@ -4,7 +4,7 @@ Records are `msgspec.Struct`s with `gc=False`: they hold no cycles, and an L1 of
 thousand tracked objects would cost a full collection tens of milliseconds.
 """
 
-from typing import Final, Literal, NewType
+from typing import Any, Final, Literal, NewType
 
 import msgspec
 
@@ -21,12 +21,13 @@ FOREVER: Final = 2**31
 """Seconds; RFC 9111 section 1.2.2 takes a larger delta-seconds for this one."""
 
 
-class Ask(msgspec.Struct, frozen=True, gc=False):
+class Ask(msgspec.Struct, gc=False):
     """What a body asks for: everything the core may know of it. Memoised, so never per request.
 
-    `label` is the key as Cache-Status shows it. `bypass` names the reason why the answer must be neither looked up nor stored, or is empty.
+    `bypass` names the reason why the answer must be neither looked up nor stored, or is empty.
     `stream` and `include_usage` shape the reply only; they aren't part of the key.
-    `has_stream_options` says whether the body has that field at all.
+    `has_stream_options` says whether the body has that field at all. `record` is what the
+    inventory last had under the key: a short cut that the controller checks and renews.
     """
 
     key: Key
@@ -37,7 +38,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     include_usage: bool = False
     has_stream_options: bool = False
     bypass: str = ""
-    label: bytes = b""
+    record: Any = None
 
 
 class Want(msgspec.Struct, frozen=True, gc=False):
@@ -89,6 +90,8 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 class Outcome(msgspec.Struct, frozen=True, gc=False):
     """What came of one engine call. `unstorable` names the reason it may not be kept, or is empty.
 
+    `answer` is whatever the driver wants back at a hit, `size_bytes` its size.
+
     `asked_at` is when the call began: an invalidation after that moment forbids keeping it.
     `service_s` is measured from there to the last byte. `joined` are the followers it served.
     """
@@ -96,6 +99,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     request: Request
     asked_at: float
     service_s: float
+    answer: Any = None
     size_bytes: int = 0
     usage: Usage | None = None
     unstorable: str = ""
@@ -106,11 +110,23 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 
 
 class Hit(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Answer from L1, under this key (a variant's key may differ from the request's)."""
+    """Answer from L1. Made once an entry, and said again at every hit.
+
+    `label` is the key in hexadecimal, as Cache-Status shows it (a variant's key may differ from
+    the request's). `answer` is what the driver handed in with the outcome; the core never looks
+    at it.
+    """
 
     key: Key
-    age_s: float
+    label: bytes
+    stored_at: float
     ttl_s: float
+    answer: Any
+
+    @property
+    def expires_at(self) -> float:
+        """When its life ends."""
+        return self.stored_at + self.ttl_s
 
 
 class Join(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -141,14 +157,14 @@ Decision = Hit | Join | Forward | Reject
 
 
 class Keep(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Store the answer under `key`, and delete the evicted ones."""
+    """The answer is kept under `key`; who had to leave for it is gone."""
 
     key: Key
-    evict: tuple[Key, ...] = ()
+    evicted: tuple[Key, ...] = ()
 
 
 class Drop(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Don't store the answer; `reason` says why not."""
+    """The answer isn't kept; `reason` says why not."""
 
     reason: str
 

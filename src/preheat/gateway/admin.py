@@ -57,7 +57,6 @@ class AdminApp:
         *,
         is_ready: Callable[[], bool],
         clock: Callable[[], float],
-        forget: Callable[[tuple[Key, ...]], None],
     ) -> None:
         self._settings = settings
         self._api_key = api_key.encode()
@@ -69,7 +68,6 @@ class AdminApp:
         self._log = log
         self._is_ready = is_ready
         self._clock = clock
-        self._forget = forget
         self.routes: Final = [
             Route("/healthz", self._health),
             Route("/readyz", self._ready),
@@ -93,12 +91,14 @@ class AdminApp:
         return Response("not ready\n", status_code=503, media_type="text/plain")
 
     async def _show_metrics(self, request: Request) -> Response:
+        self._inventory.settle(self._clock())
         if not self._settings.telemetry.open_metrics:
             self._guard(request)
         return Response(self._metrics.render(), media_type=CONTENT_TYPE)
 
     async def _stats(self, request: Request) -> Response:
         self._guard(request)
+        self._inventory.settle(self._clock())
         counters, inventory = self._counters, self._inventory
         return _json(
             {
@@ -130,6 +130,7 @@ class AdminApp:
 
     async def _show_ledger(self, request: Request) -> Response:
         self._guard(request)
+        self._inventory.settle(self._clock())
         return _json(
             {
                 "unit": "picodollar",
@@ -157,8 +158,6 @@ class AdminApp:
             raise HTTPException(415, "send it as application/json")
         what, dry_run = _wanted(await request.body())
         removed = self._controller.on_invalidate(what, self._clock(), dry_run=dry_run)
-        if not dry_run:
-            self._forget(removed.keys)
         audit_id = secrets.token_hex(8)
         self._log.event(
             "invalidate",

@@ -8,14 +8,12 @@ from typing import Any, Final
 
 from preheat.core.controller import Controller
 from preheat.core.stats import Counters
-from preheat.core.types import Key
 from preheat.engines import Engine
 from preheat.errors import RequestError
 from preheat.gateway import heads
 from preheat.gateway.asgi import App, AsgiDoor
 from preheat.gateway.proxy import Proxy, log_bug
 from preheat.gateway.relay import Relay
-from preheat.stores.memory import MemoryStore
 from preheat.telemetry.logs import Log
 from preheat.transport.server import Exchange, HttpServer, Limits, Refusal
 from preheat.wire.openai import DIALECTS
@@ -32,7 +30,6 @@ class Gateway:
         proxy: Proxy,
         relay: Relay,
         controller: Controller,
-        store: MemoryStore,
         counters: Counters,
         engines: Mapping[str, Engine],
         log: Log,
@@ -44,7 +41,6 @@ class Gateway:
         self.proxy = proxy
         self._relay = relay
         self._controller = controller
-        self._store = store
         self._counters = counters
         self._engines = engines
         self._clock = clock
@@ -110,11 +106,6 @@ class Gateway:
             "preheat_engines_ready": sum(engine.is_ready for engine in self._engines.values()),
         }
 
-    def forget(self, keys: tuple[Key, ...]) -> None:
-        """Delete bodies whose entries are gone."""
-        for key in keys:
-            self._store.delete(key)
-
     def _handle(self, exchange: Exchange) -> None:
         """Where a request goes. The edge: nothing it raises leaves it."""
         try:
@@ -174,6 +165,6 @@ class Gateway:
         while True:
             await asyncio.sleep(_TICK_S)
             try:
-                self.forget(self._controller.on_tick(self._clock()))
+                self._controller.on_tick(self._clock())
             except Exception as bug:  # a tick that fails mustn't be the last one
                 self._on_bug(bug)

@@ -10,7 +10,6 @@ from preheat.gateway.intake import Intake, Tenants
 from preheat.gateway.proxy import Proxy, log_bug
 from preheat.gateway.relay import Relay
 from preheat.gateway.upstreams import Model, Upstreams
-from preheat.stores.memory import MemoryStore
 from preheat.telemetry.logs import Log
 
 
@@ -28,12 +27,10 @@ def assemble(settings: Settings, log: Log) -> Gateway:
         f"{secrets.token_hex(4)}-",
         keyed,
     )
-    store = MemoryStore()
     proxy = Proxy(
         parts.controller,
         intake,
         upstreams,
-        store,
         parts.counters,
         log,
         fallback=settings.fallback_message,
@@ -44,7 +41,6 @@ def assemble(settings: Settings, log: Log) -> Gateway:
         proxy,
         relay,
         parts.controller,
-        store,
         parts.counters,
         upstreams.engines,
         log,
@@ -62,7 +58,6 @@ def assemble(settings: Settings, log: Log) -> Gateway:
         log,
         is_ready=lambda: gateway.is_ready,
         clock=parts.clock,
-        forget=gateway.forget,
     )
     gateway.mount(admin.app, apart=bool(settings.admin.listen))
     return gateway

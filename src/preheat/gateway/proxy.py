@@ -9,7 +9,6 @@ from preheat.core.types import (
     Forward,
     Hit,
     Join,
-    Keep,
     Outcome,
     Reject,
     Request,
@@ -19,7 +18,6 @@ from preheat.gateway import heads
 from preheat.gateway.flights import Call, Flight, Flights, Listener
 from preheat.gateway.intake import Intake
 from preheat.gateway.upstreams import Upstreams
-from preheat.stores.memory import MemoryStore
 from preheat.telemetry.logs import Log
 from preheat.transport.server import Exchange
 from preheat.wire import openai
@@ -38,7 +36,6 @@ class Proxy:
         controller: Controller,
         intake: Intake,
         upstreams: Upstreams,
-        store: MemoryStore,
         counters: Counters,
         log: Log,
         *,
@@ -50,7 +47,6 @@ class Proxy:
         self._intake = intake
         self._read, self._on_request = intake.read, controller.on_request
         self._upstreams = upstreams
-        self._store = store
         self._counters = counters
         self._log = log
         self._fallback = fallback
@@ -69,30 +65,28 @@ class Proxy:
             self._act(exchange, request, decision, now)
 
     def _send_hit(self, exchange: Exchange, request: Request, hit: Hit, now: float) -> None:
-        answer = self._store.get(hit.key)
-        if answer is None:
-            self._act(exchange, request, self._controller.on_miss(request, now), now)
-            return
+        answer: openai.Answer = hit.answer
         ask, name = request.ask, request.id
-        label = ask.label if hit.key == ask.key else hit.key.hex().encode()
+        label, age_s = hit.label, now - hit.stored_at
+        ttl_s = hit.ttl_s - age_s
         id_prefix = _ID_PREFIX[exchange.head.path]
         created = int(time.time())
         if exchange.head.is_plain and not ask.stream:
             date = exchange.date
             exchange.send(
                 heads.whole_hit(
-                    name, label, hit.age_s, hit.ttl_s, date, id_prefix, created, answer.body
+                    name, label, age_s, ttl_s, date, id_prefix, created, answer.body
                 )
             )
         elif ask.stream:
             dialect = openai.DIALECTS[exchange.path]
             exchange.reply(
-                heads.hit(name, label, hit.age_s, hit.ttl_s, heads.EVENTS),
+                heads.hit(name, label, age_s, ttl_s, heads.EVENTS),
                 openai.stream(answer, dialect, id_prefix + name, created, ask.include_usage),
             )
         else:
             exchange.reply(
-                heads.hit(name, label, hit.age_s, hit.ttl_s, heads.JSON),
+                heads.hit(name, label, age_s, ttl_s, heads.JSON),
                 openai.whole(answer, id_prefix + name, created),
             )
         self._hit_latency.observe(time.monotonic() - now)
@@ -156,17 +150,13 @@ class Proxy:
             request=flight.request,
             asked_at=flight.asked_at,
             service_s=flight.ended_at - flight.asked_at,
+            answer=answer,
             size_bytes=answer.size_bytes if answer is not None else 0,
             usage=flight.usage,
             unstorable=flight.unstorable or ("" if answer is not None else "no-answer"),
             joined=flight.joined,
         )
-        effects = self._controller.on_outcome(outcome, reason, time.monotonic())
-        if isinstance(effects, Keep) and answer is not None:
-            for key in effects.evict:
-                self._store.delete(key)
-            self._store.put(effects.key, answer)
-            self._controller.on_stored(flight.request, effects.key, ok=True)
+        self._controller.on_outcome(outcome, reason, time.monotonic())
 
     def _on_failure(self, flight: Flight, error: EngineError | None) -> None:
         self.flights.close(flight)

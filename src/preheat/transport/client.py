@@ -247,7 +247,6 @@ class _Exchange:
         self.is_heard = False  # a byte of the response came
         self.has_head = False
         self.is_stale = False  # a reused connection had been closed by the engine
-        self._has_slot = True
         self.is_complete = False
         self._error: EngineError | None = None
         self._pool = pool
@@ -276,8 +275,7 @@ class _Exchange:
 
     def close(self) -> None:
         self.pieces = []
-        if not self.is_complete:
-            self.fail("reset", "was given up here before the response was complete")
+        self.fail("reset", "was given up here before the response was complete")
 
     def refuse_size(self, limit_bytes: int) -> EngineError:
         self.close()
@@ -312,7 +310,7 @@ class _Exchange:
 
     def fail(self, kind: str, what: str) -> None:
         """End with an error, which the reader meets once it has taken what arrived before."""
-        if self._error is not None:
+        if self._error is not None or self.is_complete:
             return
         self._error = EngineError(
             f"{self._pool.where} {what}", kind=kind, before_first_byte=not self.is_heard
@@ -340,10 +338,9 @@ class _Exchange:
     # Common ground.
 
     def _let_go(self) -> None:
+        # Once for each exchange: it completes or fails, and then no connection knows it any more.
         self.connection = None
-        if self._has_slot:
-            self._has_slot = False
-            self._pool.give_back()
+        self._pool.give_back()
         self._wake()
 
     def _wake(self) -> None:
@@ -384,7 +381,7 @@ class _Connection(asyncio.Protocol):
         self._is_reused = False
         self._is_reading_paused = False
         self._is_writing_paused = False
-        self._is_spoilt = False  # the engine sent more than the response
+        self._is_spoilt = False  # the engine sent what no request asked for
 
     # What the client does with it.
 
@@ -412,6 +409,13 @@ class _Connection(asyncio.Protocol):
         if self._pool.is_closed:
             self.drop()
             raise self._pool.closed_error()
+        if self._is_spoilt:
+            raise EngineError(
+                f"{self._pool.where} spoke before it was asked: check that the url points at an "
+                "HTTP API",
+                kind="protocol",
+                before_first_byte=False,
+            )
         if self.is_closing():
             raise EngineError(
                 f"{self._pool.where} closed the connection at once: see the engine's log",
@@ -424,7 +428,6 @@ class _Connection(asyncio.Protocol):
     def drop(self) -> None:
         """Close now, whatever is still unsent or unread."""
         self._exchange = None
-        self._unsent = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -467,6 +470,7 @@ class _Connection(asyncio.Protocol):
         exchange = self._exchange
         if exchange is None:
             # Nobody asked: bytes after a response's end would be taken for the next one's.
+            self._is_spoilt = True
             self._transport.abort()
             return
         exchange.is_heard = True
@@ -581,7 +585,7 @@ class _Connection(asyncio.Protocol):
         """Pool the connection again if request and response both went over it to their ends."""
         self._exchange = None
         is_sent = self._unsent is None
-        if self._keeps_alive and is_sent and not self._is_spoilt and not self.is_closing():
+        if self._keeps_alive and is_sent and not self._is_spoilt:
             if self._needs_parser:
                 self._parser = httptools.HttpResponseParser(self)
             self._is_reused = True
@@ -720,7 +724,6 @@ class _Pool:
             if not waiter.done():
                 waiter.set_exception(self.closed_error())
         self._waiters.clear()
-        self._idle.clear()
         for connection in list(self._open):
             connection.give_up("was let go: the gateway is shutting down, ask again later")
         if self._open:

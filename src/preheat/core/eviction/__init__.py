@@ -4,7 +4,7 @@ To add one: a new file here and one line in `POLICIES` (docs/adding-a-policy.md)
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from preheat.core.eviction.lru import Lru
 from preheat.core.eviction.sieve import Sieve
@@ -12,7 +12,13 @@ from preheat.core.types import Key
 
 
 class EvictionPolicy(Protocol):
-    """Which entry leaves next. Every key is inserted once before it is touched or removed."""
+    """Which entry leaves next. Every key is inserted once before it is touched or removed.
+
+    Where `keeps_order` is false, touching an entry twice is as good as once and the order of
+    touches doesn't matter: then they may come late, but before the next victim is asked for.
+    """
+
+    keeps_order: ClassVar[bool]
 
     def insert(self, key: Key, size_bytes: int, now: float) -> None:
         """A new entry came in."""

@@ -1,12 +1,15 @@
 """Least recently used: the yardstick, and what most engines do."""
 
 from collections import OrderedDict
+from typing import ClassVar
 
 from preheat.core.types import Key
 
 
 class Lru:
     """Oldest use first."""
+
+    keeps_order: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._order: OrderedDict[Key, None] = OrderedDict()

@@ -1,6 +1,7 @@
 """SIEVE: a queue that is never reordered, and a hand that spares what was used since it passed."""
 
 from array import array
+from typing import ClassVar
 
 from preheat.core.types import Key
 
@@ -16,6 +17,8 @@ class Sieve:
     The queue lives in flat arrays, one slot an entry: a hundred thousand linked objects would
     cost every full garbage collection milliseconds.
     """
+
+    keeps_order: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._slot: dict[Key, int] = {}

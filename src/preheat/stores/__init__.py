@@ -1,1 +1,0 @@
-"""Where the bodies of stored answers are; what to keep is the inventory's business."""

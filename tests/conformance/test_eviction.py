@@ -373,6 +373,31 @@ def test_an_inventorys_books_always_balance(evict: str, admit: str) -> None:
 
 
 @pytest.mark.parametrize(("evict", "admit"), list(product(eviction.POLICIES, admission.POLICIES)))
+@settings(deadline=None, max_examples=60)
+@given(names=st.lists(st.integers(0, 9), max_size=120))
+def test_uses_that_are_told_late_evict_the_same(evict: str, admit: str, names: list[int]) -> None:
+    def decisions(*, at_once: bool) -> Iterator[tuple[Key, ...] | str]:
+        inventory = Inventory(
+            eviction.POLICIES[evict](),
+            admission.POLICIES[admit](),
+            budget_bytes=1_000,
+            budget_entries=4,
+        )
+        for now, number in enumerate(names):
+            key = KEYS[number]
+            inventory.see(key, now)
+            record = inventory.find(key)
+            if record is None:
+                yield inventory.store(key, record_of(number), now, now)
+            else:
+                inventory.use(record, now)
+                if at_once:
+                    inventory.settle(now)
+
+    assert list(decisions(at_once=False)) == list(decisions(at_once=True))
+
+
+@pytest.mark.parametrize(("evict", "admit"), list(product(eviction.POLICIES, admission.POLICIES)))
 def test_nothing_in_an_inventory_grows_with_the_number_of_requests(evict: str, admit: str) -> None:
     inventory = Inventory(
         eviction.POLICIES[evict](),

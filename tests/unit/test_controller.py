@@ -321,13 +321,27 @@ def test_of_those_whose_flight_failed_one_leads_and_the_others_join_it() -> None
     ]
 
 
-def test_a_hit_whose_body_is_gone_becomes_a_miss_and_the_entry_goes_too() -> None:
-    desk = Desk()
+def test_a_stale_entry_outlives_a_flight_that_failed() -> None:
+    desk = Desk(freshness=Freshness(ttl_s=10.0), stale_s=600.0)
     desk.forward(request_for("a"), 0.0)
-    request = request_for("a")
-    assert isinstance(desk.controller.on_request(request, 1.0), Hit)
-    assert desk.controller.on_miss(request, 1.0) == Forward("miss", "evicted", True)
-    assert len(desk.inventory) == 0
+    leader, follower = request_for("a"), request_for("a")
+    desk.controller.on_request(leader, 20.0)
+    desk.controller.on_request(follower, 20.0)
+    desk.controller.on_failure(leader)
+    assert desk.controller.on_miss(follower, 21.0) == Forward("stale", "expired", True)
+    content = request_for("a", Want(max_stale_s=FOREVER))
+    assert isinstance(desk.controller.on_request(content, 22.0), Hit)
+
+
+def test_an_entry_that_came_meanwhile_outlives_a_flight_that_failed() -> None:
+    desk = Desk()
+    leader, follower = request_for("a"), request_for("a")
+    desk.controller.on_request(leader, 0.0)
+    desk.controller.on_request(follower, 0.0)
+    desk.forward(request_for("a", Want(no_cache=True)), 1.0)
+    desk.controller.on_failure(leader)
+    assert isinstance(desk.controller.on_miss(follower, 2.0), Forward)
+    assert isinstance(desk.controller.on_request(request_for("a"), 3.0), Hit)
 
 
 # what is kept

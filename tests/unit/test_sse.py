@@ -83,7 +83,6 @@ def test_data_is_what_the_data_lines_say(block: bytes, data: bytes | None) -> No
     assert data_of(block) == data
 
 
-@pytest.mark.xfail(strict=True, reason="data_of takes its short way for mixed line ends too")
 @pytest.mark.parametrize(
     ("block", "data"),
     [(b"data: [DONE]\r\n\n", b"[DONE]"), (b"data: a\rdata: b\n\n", b"a\nb")],

@@ -94,9 +94,7 @@ class Controller:
 
     def on_miss(self, request: Request, now: float) -> Join | Forward:
         """The flight that this request had joined failed before its start: decide again."""
-        if self._find(request.ask.key) is not None:
-            self._inventory.remove(request.ask.key, "evicted")
-        return self._miss(request, None, now)
+        return self._miss(request, self._find(request.ask.key), now)
 
     def on_overflow(self, request: Request) -> None:
         """The request's flight outgrew its buffer: nobody may join it from its start any more."""
@@ -204,7 +202,7 @@ class Controller:
             return Forward("miss", self._inventory.why_absent(ask.key), joinable)
         if record.check != ask.check:
             return Forward("miss", "collision", joinable)
-        if record.hit.expires_at <= now:
+        if now - record.hit.stored_at >= record.hit.ttl_s:
             return Forward("stale", "expired", joinable)
         return Forward("request", "not-fresh-enough", joinable)
 

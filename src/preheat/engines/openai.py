@@ -61,8 +61,9 @@ class OpenAi:
             response = await self._client.request(
                 method, self._base + path, [*headers, *self._key], body
             )
-        except EngineError:
-            self._breaker.failed(time.monotonic())
+        except EngineError as error:
+            if error.kind != "queue":  # that is our own limit, not the engine's failure
+                self._breaker.failed(time.monotonic())
             raise
         if response.status in _FAILING:
             self._breaker.failed(time.monotonic())

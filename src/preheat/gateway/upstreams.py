@@ -10,7 +10,7 @@ from preheat.engines import Engine
 from preheat.errors import ConfigError
 from preheat.gateway.intake import KEYED_HEADERS
 from preheat.transport.client import Response
-from preheat.wire.splice import insert_field, replace_field
+from preheat.wire.splice import change_field, insert_field
 
 _HOP_BY_HOP: Final = frozenset(
     {
@@ -82,12 +82,13 @@ class Upstreams:
         """The client's bytes with what must be changed in them, and whether usage was injected."""
         known = self.models.get(ask.model)
         if known is not None and known.alias != ask.model:
-            body = replace_field(body, "model", known.alias)
+            alias = known.alias
+            body = change_field(body, "model", lambda _: alias)
         if not (ask.stream and engine.inject_usage) or ask.include_usage:
             return body, False
         wanted = {"include_usage": True}
         if ask.has_stream_options:
-            return replace_field(body, "stream_options", wanted), True
+            return change_field(body, "stream_options", lambda theirs: (theirs or {}) | wanted), True
         return insert_field(body, "stream_options", wanted), True
 
     def headers_for(self, headers: Mapping[bytes, bytes], engine: Engine) -> list[tuple[bytes, bytes]]:

@@ -292,8 +292,8 @@ def _recorded(body: dict[str, Any], cuts: bytes, dialect: Dialect) -> Iterator[b
     base, shape = record["base"], record["shape"]
     text = _first_text(body, dialect)
     # A plain piece differs from the one before in nothing but its text.
-    plain = encode({**base, "choices": [_with_text(dialect, shape, _MARK)]})[1:] if shape else b""
-    before, _, after = plain.partition(encode(_MARK))
+    plain = encode({**base, "choices": [_with_text(dialect, shape, _HOLE)]})[1:] if shape else b""
+    before, _, after = plain.partition(b"\0")
     position = 0
     for step in record["steps"]:
         if isinstance(step, int):
@@ -305,7 +305,7 @@ def _recorded(body: dict[str, Any], cuts: bytes, dialect: Dialect) -> Iterator[b
             yield encode({**fields, **step.get("+", {}), "choices": step["choices"]})[1:]
 
 
-_MARK: Final = "\u0001preheat\u0001"
+_HOLE: Final = msgspec.Raw(b"\0")  # a byte that stands nowhere else in JSON
 
 
 def _plain_text(dialect: Dialect, choices: list[dict[str, Any]]) -> str | None:
@@ -327,7 +327,7 @@ def _shape(dialect: Dialect, choice: dict[str, Any]) -> dict[str, Any]:
     return _with_text(dialect, choice, "")
 
 
-def _with_text(dialect: Dialect, choice: dict[str, Any], text: str) -> dict[str, Any]:
+def _with_text(dialect: Dialect, choice: dict[str, Any], text: str | msgspec.Raw) -> dict[str, Any]:
     if dialect.delta:
         return {**choice, dialect.delta: {"content": text}}
     return {**choice, "text": text}

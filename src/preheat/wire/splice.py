@@ -5,6 +5,7 @@ key order, number spelling, escapes.
 """
 
 import json
+from collections.abc import Callable
 from typing import Any, Final
 
 _SPACE: Final = " \t\r\n"
@@ -23,11 +24,11 @@ def insert_field(body: bytes, name: str, value: Any) -> bytes:
     return b"".join((head, brace, field, comma, rest))
 
 
-def replace_field(body: bytes, name: str, value: Any) -> bytes:
-    """The object with this field's value replaced in place; unchanged where it has none.
+def change_field(body: bytes, name: str, change: Callable[[Any], Any]) -> bytes:
+    """The object with this field's value changed in place; unchanged where it has none.
 
-    >>> replace_field(b'{"a": 1,  "b":2}', "a", "x")
-    b'{"a": "x",  "b":2}'
+    >>> change_field(b'{"a": 1,  "b":2}', "a", lambda value: value + 1)
+    b'{"a": 2,  "b":2}'
     """
     text = body.decode()
     position = _skip(text, text.index("{") + 1)
@@ -36,7 +37,8 @@ def replace_field(body: bytes, name: str, value: Any) -> bytes:
         start = _skip(text, _skip(text, position) + 1)  # past the colon
         _, end = _VALUE.raw_decode(text, start)
         if found == name:
-            return (text[:start] + json.dumps(value, separators=(",", ":")) + text[end:]).encode()
+            changed = json.dumps(change(json.loads(text[start:end])), separators=(",", ":"))
+            return (text[:start] + changed + text[end:]).encode()
         position = _skip(text, end)
         if text[position] == ",":
             position = _skip(text, position + 1)

@@ -55,7 +55,7 @@ def data_of(block: bytes) -> bytes | None:
     >>> data_of(b": still working\\n\\n") is None
     True
     """
-    if block.startswith(b"data: ") and block.find(b"\n") == len(block) - 2:
+    if block.startswith(b"data: ") and block.find(b"\n") == len(block) - 2 and b"\r" not in block:
         return block[6:-2]  # the one form that everybody sends
     lines = [
         line[5:].removeprefix(b" ")

@@ -44,7 +44,11 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
         before, answers_bytes = _rss_bytes(), 0
         for number in range(turn * options.entries, (turn + 1) * options.entries):
             body = json.dumps(
-                {"model": "m1", "temperature": 0, "messages": [{"role": "user", "content": str(number)}]}
+                {
+                    "model": "m1",
+                    "temperature": 0,
+                    "messages": [{"role": "user", "content": str(number)}],
+                }
             ).encode()
             request = Request(RequestId(b"%x" % number), "t", "", keys.ask(body, partition))
             parts.controller.on_request(request, number * 1e-3)

@@ -222,6 +222,6 @@ def _statm(pid: int) -> tuple[int, int]:
 
 def _open_fds(pid: int) -> int:
     try:
-        return len(os.listdir(f"/proc/{pid}/fd"))
+        return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
         return 0

@@ -1,6 +1,6 @@
 """Runs `make serve` once and draws what the terminal showed, for the README.
 
-    .venv/bin/python scripts/picture.py docs/serve.svg
+.venv/bin/python scripts/picture.py docs/serve.svg
 """
 
 import re

@@ -141,9 +141,7 @@ class Desk:
         """The whole way of a request that an engine answers, to the effects of its answer."""
         decision = self.controller.on_request(request, now)
         assert isinstance(decision, Forward), decision
-        return self.controller.on_outcome(
-            outcome_of(request, now, **outcome), decision.reason, now
-        )
+        return self.controller.on_outcome(outcome_of(request, now, **outcome), decision.reason, now)
 
     def reason(self, request: Request, now: float) -> str:
         """Why this request isn't a hit; it leads no flight afterwards."""

@@ -67,9 +67,15 @@ class Process:
     ) -> "Reply":
         """One request on a connection of its own; `body` is bytes, or encoded as JSON."""
         address = urlsplit(self.url)
-        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
+        connection = http.client.HTTPConnection(
+            address.hostname or "", address.port, timeout=timeout_s
+        )
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        sent = {"Content-Type": "application/json", **(headers or {})} if data is not None else dict(headers or {})
+        sent = (
+            {"Content-Type": "application/json", **(headers or {})}
+            if data is not None
+            else dict(headers or {})
+        )
         try:
             connection.request(method, path, data, sent)
             response = connection.getresponse()

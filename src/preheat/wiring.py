@@ -213,9 +213,7 @@ def tenant_keys(settings: Settings) -> dict[str, str]:
 
 def _keys_of(name: str, variable: str, file: str) -> list[str]:
     if variable:
-        return [
-            config.secret_from(variable, f"tenants.{name}.api_key_env", config.environment())
-        ]
+        return [config.secret_from(variable, f"tenants.{name}.api_key_env", config.environment())]
     try:
         lines = Path(file).read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:

@@ -304,6 +304,7 @@ class Books(RuleBasedStateMachine):
             assert key not in stored
             for gone in stored:
                 del self.held[gone]
+            for gone in stored[-self.BUDGET_ENTRIES // 2 :]:  # so many reasons are remembered
                 assert self.inventory.why_absent(gone) == "evicted"
             self.held[key] = record
 

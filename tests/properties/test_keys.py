@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from preheat.core import keys
-from preheat.core.keys import Inexact, Keyring, decode
+from preheat.core.keys import InexactError, Keyring, decode
 from preheat.core.types import Ask
 from preheat.errors import RequestError
 from properties import json_bodies
@@ -264,7 +264,7 @@ def plainly(body: bytes) -> Ask | str:
     keyring = fresh()
     try:
         fields = decode(body)
-    except Inexact as inexact:
+    except InexactError as inexact:
         return keys._ask(inexact.fields, None)
     except RequestError as error:
         return error.code

@@ -1,12 +1,19 @@
 """The whole decision loop of a request."""
 
-import pytest
+from collections.abc import Iterator
+from typing import Any
 
-from core_parts import Desk, key_of, outcome_of, request_for
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core_parts import Desk, ask_of, key_of, outcome_of, request_for
 from preheat.core.controller import MAX_VARIANTS, Freshness
 from preheat.core.inventory import ENTRY_OVERHEAD_BYTES
 from preheat.core.types import (
     FOREVER,
+    NOTHING_SPECIAL,
+    Ask,
     Drop,
     Forward,
     Hit,
@@ -15,6 +22,7 @@ from preheat.core.types import (
     Keep,
     Reject,
     Request,
+    RequestId,
     Want,
 )
 
@@ -73,6 +81,74 @@ def test_two_requests_whose_keys_collide_never_share_an_answer() -> None:
     desk.controller.on_outcome(outcome_of(other, 1.0), "collision", 2.0)
     assert desk.reason(request_for("a"), 3.0) == "collision"
     assert isinstance(desk.controller.on_request(other, 3.0), Hit)
+
+
+@pytest.mark.parametrize("end", ["invalidated", "evicted", "expired", "replaced"])
+def test_a_body_asked_before_is_not_answered_with_an_entry_that_has_ended(end: str) -> None:
+    desk = Desk(budget_entries=1, freshness=Freshness(ttl_s=10.0))
+    first = request_for("a")
+    desk.forward(first, 0.0, answer="old")
+    same = Request(RequestId(b"same"), "local", "", first.ask)
+    hit = desk.controller.on_request(same, 1.0)
+    assert isinstance(hit, Hit)
+    assert hit.answer == "old"
+    assert first.ask.record is not None
+    if end == "invalidated":
+        desk.controller.on_invalidate(Invalidation(model="m1"), 2.0, dry_run=False)
+    elif end == "evicted":
+        desk.forward(request_for("b"), 2.0)
+    elif end == "expired":
+        desk.controller.on_tick(10.0)
+    else:
+        desk.forward(request_for("a", Want(no_cache=True)), 2.0, answer="new")
+        hit = desk.controller.on_request(same, 3.0)
+        assert isinstance(hit, Hit)
+        assert hit.answer == "new"
+        return
+    assert desk.reason(same, 11.0) == end
+    assert first.ask.record is None
+
+
+moves = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["ask", "ask", "ask", "no-cache", "other", "invalidate", "tick", "collide"]
+        ),
+        st.integers(0, 4),
+        st.floats(0.0, 4.0),
+    ),
+    max_size=60,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(moves)
+def test_a_remembered_body_is_decided_on_like_one_read_anew(moves: list[Any]) -> None:
+    def decisions(*, remembers: bool) -> Iterator[Any]:
+        desk = Desk(budget_entries=3, freshness=Freshness(ttl_s=9.0), stale_s=3.0)
+        asks: dict[Any, Ask] = {}
+        now = 0.0
+        for number, (move, name, wait_s) in enumerate(moves):
+            now += wait_s
+            if move == "invalidate":
+                what = Invalidation(keys=frozenset({key_of(name)}))
+                yield desk.controller.on_invalidate(what, now, dry_run=False)
+                continue
+            if move == "tick":
+                yield desk.controller.on_tick(now)
+                continue
+            ask = ask_of((name, move) if move == "collide" else name, key=key_of(name))
+            if remembers:
+                ask = asks.setdefault((ask.key, ask.check), ask)
+            want = Want(no_cache=True) if move == "no-cache" else NOTHING_SPECIAL
+            request = Request(RequestId(b"%d" % number), "local", "", ask, want)
+            decision = desk.controller.on_request(request, now)
+            yield decision
+            if isinstance(decision, Forward):
+                outcome = outcome_of(request, now, answer=number)
+                yield desk.controller.on_outcome(outcome, decision.reason, now)
+
+    assert list(decisions(remembers=True)) == list(decisions(remembers=False))
 
 
 # RFC 9111: what a request may ask of an entry that is 100 s old and lives 50 s more, and of one

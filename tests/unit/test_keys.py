@@ -13,7 +13,7 @@ from preheat.core.keys import (
     FOLDED,
     IGNORED,
     KEY_BYTES,
-    Inexact,
+    InexactError,
     Keyring,
     canonical,
     decode,
@@ -193,10 +193,10 @@ def test_a_name_that_is_no_text_does_not_spoil_what_is_written_about_it() -> Non
 
 
 def test_the_decoded_fields_are_handed_on_with_inexact() -> None:
-    with pytest.raises(Inexact) as caught:
+    with pytest.raises(InexactError) as caught:
         decode(b'{"model":"m","x":"\\ud800"}')
     assert caught.value.fields["model"] == "m"
-    with pytest.raises(Inexact):
+    with pytest.raises(InexactError):
         canonical(decode(b'{"x":1e400}'))
 
 

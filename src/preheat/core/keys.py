@@ -134,7 +134,7 @@ class Keyring:
             return _ask(fields, known)
         try:
             fields = decode(body)
-        except Inexact as inexact:
+        except InexactError as inexact:
             return _ask(inexact.fields, None)
         return _ask(fields, self._digest(fields, partition))
 
@@ -142,7 +142,7 @@ class Keyring:
         """Key and check; None where some number can't be told exactly."""
         try:
             form = canonical(fields)
-        except Inexact:
+        except InexactError:
             return None
         head = json.dumps([partition.name, self._identity_of(fields.get("model") or "")]).encode()
         text = b"%d:%b%b" % (len(head), head, form)
@@ -153,7 +153,7 @@ class Keyring:
         return Key(key), Check(check)
 
 
-class Inexact(Exception):
+class InexactError(Exception):
     """A body that is JSON but can't be decoded without loss: it is forwarded, never cached."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
@@ -162,7 +162,7 @@ class Inexact(Exception):
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """The top-level object, floats as spelled. Raises RequestError (400) or Inexact."""
+    """The top-level object, floats as spelled. Raises RequestError (400) or InexactError."""
     try:
         fields = jiter.from_json(
             body,
@@ -179,7 +179,7 @@ def decode(body: bytes) -> dict[str, Any]:
 def canonical(fields: Mapping[str, Any]) -> bytes:
     """The canonical form of a decoded body: MessagePack, deterministic, and never stored.
 
-    Raises Inexact for a number that loses digits in 64 bits: an engine might tell two such
+    Raises InexactError for a number that loses digits in 64 bits: an engine might tell two such
     bodies apart where their keys can't.
 
     >>> canonical(decode(b'{"b":[1.0],"model":"m", "user":"u","a":null}')).hex()
@@ -198,12 +198,12 @@ def canonical(fields: Mapping[str, Any]) -> bytes:
         form = _FOLDING.encode(folded)
         if kept:
             form += _KEEPING.encode(dict(sorted(kept.items())))
-    except (OverflowError, _LosesDigits):
-        raise Inexact(fields) from None
+    except (OverflowError, _LosesDigitsError):
+        raise InexactError(fields) from None
     return form
 
 
-class _LosesDigits(Exception):
+class _LosesDigitsError(Exception):
     """A float that comes back from a double as another number."""
 
 
@@ -212,7 +212,7 @@ def _as_double(number: Any) -> float:
         raise TypeError(f"JSON has no {type(number).__name__}")
     value = float(number)
     if not isfinite(value) or Decimal(repr(value)) != Decimal(str(number)):
-        raise _LosesDigits
+        raise _LosesDigitsError
     return value
 
 
@@ -268,8 +268,8 @@ def _cut(body: bytes) -> tuple[dict[str, Any], bytes] | None:
         OverflowError,
         RecursionError,
         RequestError,
-        Inexact,
-        _LosesDigits,
+        InexactError,
+        _LosesDigitsError,
     ):
         return None  # the plain way says what is wrong with it
     parts = b"%d:%b%d:%b%b" % (len(messages), messages, len(tools), tools, scalars)
@@ -321,14 +321,14 @@ def _checked(fields: Any) -> dict[str, Any]:
     return fields
 
 
-class _Duplicate(Exception):
+class _DuplicateError(Exception):
     pass
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise _Duplicate
+        raise _DuplicateError
     return fields
 
 
@@ -345,7 +345,7 @@ def _diagnosed(body: bytes, why: str) -> Exception:
     """Why the strict parser refused: a fault of the client's, or a value that isn't exact."""
     try:
         fields = _LENIENT.decode(body.decode())
-    except _Duplicate:
+    except _DuplicateError:
         return RequestError(
             "a JSON object in the body names one key twice", status=400, code="duplicate-key"
         )
@@ -361,6 +361,6 @@ def _diagnosed(body: bytes, why: str) -> Exception:
             "the body is nested deeper than 200 levels", status=400, code="too-deep"
         )
     try:
-        return Inexact(_checked(fields))
+        return InexactError(_checked(fields))
     except RequestError as error:
         return error

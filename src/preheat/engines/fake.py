@@ -147,7 +147,7 @@ class FakeEngine:
         except asyncio.CancelledError:
             self._cancelled += 1
             raise
-        except Exception as bug:  # the edge of a request: whoever asks is told
+        except Exception as bug:  # noqa: BLE001  the edge of a request: whoever asks is told
             exchange.reply(_head(500), _encode({"error": {"message": repr(bug)}}))
         finally:
             self._running -= 1
@@ -155,10 +155,10 @@ class FakeEngine:
 
     async def _perform(self, exchange: Exchange, path: str, number: int) -> None:
         try:
-            asked = json.loads(exchange.body) if exchange.body else {}
-            if not isinstance(asked, dict):
-                raise ValueError("not an object")
+            asked = json.loads(exchange.body)
         except ValueError:
+            asked = {}
+        if not isinstance(asked, dict):
             asked = {}
         reply = self._next_reply(asked, number)
         await asyncio.sleep(self._script.delay_s if reply.delay_s is None else reply.delay_s)
@@ -209,8 +209,13 @@ class FakeEngine:
         wants_usage = bool((asked.get("stream_options") or {}).get("include_usage"))
         extra = b"".join(b"%b: %b\r\n" % (k.encode(), v.encode()) for k, v in reply.headers.items())
         exchange.begin(b"HTTP/1.1 200 OK\r\n" + _EVENTS + extra)
-        for position, event in enumerate(_events(path, asked, reply, usage, number, wants_usage)):
-            if reply.fault in {"reset_after", "end_after", "half_event"} and position == reply.after:
+        for position, event in enumerate(
+            _events(path, asked, reply, usage, number, wants_usage=wants_usage)
+        ):
+            if (
+                reply.fault in {"reset_after", "end_after", "half_event"}
+                and position == reply.after
+            ):
                 self._break(exchange, reply.fault)
                 return
             if position and reply.chunk_delay_s:
@@ -298,7 +303,9 @@ def _base(kind: str, asked: dict[str, Any], number: int) -> dict[str, Any]:
     }
 
 
-def _chat(asked: dict[str, Any], reply: Reply, usage: dict[str, Any], number: int) -> dict[str, Any]:
+def _chat(
+    asked: dict[str, Any], reply: Reply, usage: dict[str, Any], number: int
+) -> dict[str, Any]:
     choices = [
         {
             "index": index,
@@ -308,7 +315,12 @@ def _chat(asked: dict[str, Any], reply: Reply, usage: dict[str, Any], number: in
         }
         for index in range(_choice_count(asked))
     ]
-    return {**_base("chat.completion", asked, number), "choices": choices, "usage": usage, **reply.fields}
+    return {
+        **_base("chat.completion", asked, number),
+        "choices": choices,
+        "usage": usage,
+        **reply.fields,
+    }
 
 
 def _completion(
@@ -323,7 +335,12 @@ def _completion(
         }
         for index in range(_choice_count(asked))
     ]
-    return {**_base("text_completion", asked, number), "choices": choices, "usage": usage, **reply.fields}
+    return {
+        **_base("text_completion", asked, number),
+        "choices": choices,
+        "usage": usage,
+        **reply.fields,
+    }
 
 
 def _choice_count(asked: dict[str, Any]) -> int:
@@ -398,6 +415,7 @@ def _events(
     reply: Reply,
     usage: dict[str, Any],
     number: int,
+    *,
     wants_usage: bool,
 ) -> Iterator[bytes]:
     is_chat = path == "/v1/chat/completions"
@@ -405,7 +423,9 @@ def _events(
     base |= reply.fields
     if reply.sse is not None:
         for event in reply.sse:
-            yield event.encode() if isinstance(event, str) else _encode({**base, **_as_chunk(event)})
+            yield (
+                event.encode() if isinstance(event, str) else _encode({**base, **_as_chunk(event)})
+            )
         return
     for index in range(_choice_count(asked)):
         for choice in _chat_choices(reply) if is_chat else _text_choices(reply):

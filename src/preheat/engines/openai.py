@@ -28,12 +28,12 @@ class OpenAi:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ConfigError(f"engines.{name}.url: expected http(s)://host[:port][/v1], got {url!r}")
+            raise ConfigError(
+                f"engines.{name}.url: expected http(s)://host[:port][/v1], got {url!r}"
+            )
         self.name = name
         self.inject_usage = inject_usage
-        self._client = Client(
-            url, timeouts=timeouts or Timeouts(), max_connections=max_connections
-        )
+        self._client = Client(url, timeouts=timeouts or Timeouts(), max_connections=max_connections)
         # A bare address means the usual place.
         self._base = parts.path.rstrip("/").encode() or b"/v1"
         self._key = [(b"authorization", b"Bearer " + api_key.encode())] if api_key else []

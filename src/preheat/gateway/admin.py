@@ -78,9 +78,7 @@ class AdminApp:
             Route("/preheat/v1/openapi.json", self._openapi),
             Route("/preheat/v1/invalidate", self._invalidate, methods=["POST"]),
         ]
-        self.app = Starlette(
-            routes=self.routes, exception_handlers={HTTPException: _http_error}
-        )
+        self.app = Starlette(routes=self.routes, exception_handlers={HTTPException: _http_error})
 
     async def _health(self, request: Request) -> Response:
         return Response("ok\n", media_type="text/plain")
@@ -137,7 +135,13 @@ class AdminApp:
                 "basis_of_seconds": "measured",
                 **_sums(self._ledger.total()),
                 "rows": [
-                    {"tenant": tenant, "model": model, "layer": layer, "reason": reason, "detail": reason}
+                    {
+                        "tenant": tenant,
+                        "model": model,
+                        "layer": layer,
+                        "reason": reason,
+                        "detail": reason,
+                    }
                     | _sums(account)
                     for (tenant, model, layer, reason), account in rows(self._ledger)
                 ],
@@ -203,7 +207,9 @@ def _is_local(request: Request) -> bool:
     """From this machine, and not a web page's doing: a page can send requests to loopback too, but
     it bears its own Origin, or a Host that was made to resolve to here."""
     try:
-        is_loopback = ipaddress.ip_address(request.client.host if request.client else "").is_loopback
+        is_loopback = ipaddress.ip_address(
+            request.client.host if request.client else ""
+        ).is_loopback
     except ValueError:
         is_loopback = False
     host = request.headers.get("host", "")
@@ -223,9 +229,7 @@ def _wanted(body: bytes) -> tuple[Invalidation, bool]:
         raise HTTPException(400, "keys are 32 hex digits, as Cache-Status shows them")
     if len(wanted.keys) > _MAX_KEYS or len(wanted.tags) > _MAX_TAGS:
         raise HTTPException(400, f"at most {_MAX_KEYS} keys and {_MAX_TAGS} tags at once")
-    what = Invalidation(
-        keys, frozenset(wanted.tags), wanted.model, wanted.namespace, wanted.tenant
-    )
+    what = Invalidation(keys, frozenset(wanted.tags), wanted.model, wanted.namespace, wanted.tenant)
     if what == Invalidation():
         raise HTTPException(400, "name at least one of keys, tags, model, namespace, tenant")
     return what, wanted.dry_run
@@ -252,7 +256,7 @@ def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
+async def _http_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = "authentication_error" if error.status_code == 401 else "invalid_request_error"
     code = {

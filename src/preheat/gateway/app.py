@@ -117,7 +117,7 @@ class Gateway:
         except RequestError as error:
             self._counters.bump(self._counters.refused, error.code)
             exchange.reply(*heads.request_error(error))
-        except Exception as bug:  # the edge of a request
+        except Exception as bug:  # noqa: BLE001  the edge of a request
             self._on_bug(bug)
             if exchange.is_started:
                 exchange.cut()
@@ -130,9 +130,7 @@ class Gateway:
             allowed = b"POST, OPTIONS" if path in DIALECTS else b"GET, HEAD, POST, OPTIONS"
             exchange.reply(heads.status_line(204) + b"Allow: %b\r\n" % allowed, b"")
         elif path in DIALECTS:
-            raise RequestError(
-                "this path takes POST only", status=405, code="method-not-allowed"
-            )
+            raise RequestError("this path takes POST only", status=405, code="method-not-allowed")
         elif path.startswith(b"/v1/"):
             if _BAD_PATH.search(path):
                 raise RequestError("the path leaves /v1", status=400, code="invalid-target")
@@ -166,5 +164,5 @@ class Gateway:
             await asyncio.sleep(_TICK_S)
             try:
                 self._controller.on_tick(self._clock())
-            except Exception as bug:  # a tick that fails mustn't be the last one
+            except Exception as bug:  # noqa: BLE001  a tick that fails mustn't be the last one
                 self._on_bug(bug)

@@ -10,7 +10,11 @@ from preheat.transport.server import Exchange
 
 Message = MutableMapping[str, Any]
 App = Callable[
-    [MutableMapping[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]],
+    [
+        MutableMapping[str, Any],
+        Callable[[], Awaitable[Message]],
+        Callable[[Message], Awaitable[None]],
+    ],
     Awaitable[None],
 ]
 
@@ -57,7 +61,7 @@ class AsgiDoor:
         try:
             async with asyncio.timeout(_WITHIN_S):
                 await self._app(_scope(exchange), receive, send)
-        except Exception as bug:  # the edge of a request
+        except Exception as bug:  # noqa: BLE001  the edge of a request
             self._on_bug(bug)
             exchange.reply(*heads.internal_error(None))
         else:

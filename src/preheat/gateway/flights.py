@@ -40,6 +40,7 @@ class Call:
         headers: list[tuple[bytes, bytes]],
         body: bytes,
         dialect: openai.Dialect,
+        *,
         is_usage_injected: bool,
     ) -> None:
         self.engine = engine
@@ -51,31 +52,33 @@ class Call:
 
 
 class Piece:
-    """One event of a stream: its bytes, and its chunk where it is one.
+    """One event of a stream: its bytes, and what must be known of them to hand them on.
 
-    `is_common`: it is no chunk, and yet everybody gets it, as it is.
+    `is_common`: it is no chunk, and yet everybody gets it, as it is. `tells_usage`: its chunk has a
+    usage field; `is_usage`: it tells nothing else. The chunk itself isn't kept: eight megabytes of
+    events would be sixty of objects.
     """
 
-    __slots__ = ("_rest", "chunk", "is_common", "raw")
+    __slots__ = ("_rest", "is_chunk", "is_common", "is_usage", "raw", "tells_usage")
 
     def __init__(self, raw: bytes, chunk: dict[str, Any] | None, *, is_common: bool) -> None:
         self.raw = raw
-        self.chunk = chunk
         self.is_common = is_common
+        self.is_chunk = chunk is not None
+        self.tells_usage = chunk is not None and "usage" in chunk
+        self.is_usage = chunk is not None and bool(chunk.get("usage")) and not chunk.get("choices")
         self._rest: bytes | None = None
 
-    @property
-    def is_usage(self) -> bool:
-        """Whether it is the chunk that only tells usage."""
-        chunk = self.chunk
-        return chunk is not None and bool(chunk.get("usage")) and not chunk.get("choices")
+    def chunk(self) -> dict[str, Any]:
+        """Its chunk, decoded again."""
+        return openai.decode(data_of(self.raw) or b"{}")
 
     def rest(self) -> bytes:
         """The chunk without its first brace, id, time and usage; made once for all listeners."""
         if self._rest is None:
-            chunk = self.chunk or {}
             dropped = ("id", "created") if self.is_usage else ("id", "created", "usage")
-            self._rest = openai.encode({k: v for k, v in chunk.items() if k not in dropped})[1:]
+            kept = {k: v for k, v in self.chunk().items() if k not in dropped}
+            self._rest = openai.encode(kept)[1:]
         return self._rest
 
 
@@ -112,16 +115,15 @@ class Listener:
 
     def take(self, piece: Piece, call: Call) -> None:
         """Send it this event, in the form it asked for."""
-        chunk = piece.chunk
         if piece.is_usage and not self.request.ask.include_usage:
             return
-        if chunk is None:
+        if not piece.is_chunk:
             if self.is_leader or piece.is_common:
                 self.exchange.write(piece.raw)
         elif not self.is_leader:
             self.exchange.write(openai.event(piece.rest(), self.name, self.created))
-        elif call.is_usage_injected and "usage" in chunk:
-            shown = {k: v for k, v in chunk.items() if k != "usage"}
+        elif call.is_usage_injected and piece.tells_usage:
+            shown = {k: v for k, v in piece.chunk().items() if k != "usage"}
             self.exchange.write(b"data: %b\n\n" % openai.encode(shown))
         else:
             self.exchange.write(piece.raw)
@@ -229,7 +231,7 @@ class Flight:
                 self._is_ended = True
                 self._on_failure(self, None)
             raise
-        except Exception as bug:  # the edge of a request: whatever it is, nobody waits for ever
+        except Exception as bug:  # noqa: BLE001  the edge of a request: whatever it is, nobody waits for ever
             self._on_bug(bug)
             self._failed(EngineError("Preheat has failed on this answer", kind="internal"))
         finally:
@@ -373,7 +375,11 @@ class Flight:
         if answer is not None and ask.stream:
             head = heads.EVENTS
             body = openai.stream(
-                answer, self.call.dialect, listener.name, created, ask.include_usage
+                answer,
+                self.call.dialect,
+                listener.name,
+                created,
+                include_usage=ask.include_usage,
             )
         elif answer is not None and not listener.is_leader:
             head = heads.JSON

@@ -66,13 +66,14 @@ def whole_hit(
     )
 
 
-def forwarded(status_text: str, request_id: RequestId, worker: str, cached_tokens: int | None) -> bytes:
+def forwarded(
+    status_text: str, request_id: RequestId, worker: str, cached_tokens: int | None
+) -> bytes:
     """Our lines of an answer that an engine gave; `status_text` is what Cache-Status says."""
     cached = b"" if cached_tokens is None else b"X-Preheat-Cached-Tokens: %d\r\n" % cached_tokens
     return (
         b"Cache-Status: preheat; %b\r\nX-Preheat-Layer: forward\r\nX-Preheat-Worker: %b\r\n"
-        b"X-Preheat-Request: %b\r\n%b"
-        % (status_text.encode(), worker.encode(), request_id, cached)
+        b"X-Preheat-Request: %b\r\n%b" % (status_text.encode(), worker.encode(), request_id, cached)
     )
 
 
@@ -97,7 +98,9 @@ def request_error(error: RequestError, request_id: RequestId | None = None) -> t
 
 def refusal(refused: Refusal) -> tuple[bytes, bytes]:
     """Head and body for a request that was refused for its form."""
-    return _error(refused.status, "invalid_request_error", refused.code, refused.message, None, None)
+    return _error(
+        refused.status, "invalid_request_error", refused.code, refused.message, None, None
+    )
 
 
 def engine_error(error: EngineError, request_id: RequestId) -> tuple[bytes, bytes]:

@@ -73,12 +73,16 @@ class Intake:
     """`admit` tells who asks; `read` makes the request that the core sees."""
 
     def __init__(
-        self, tenants: Tenants, keyring: Keyring, request_prefix: str, keyed_headers: tuple[str, ...]
+        self,
+        tenants: Tenants,
+        keyring: Keyring,
+        request_prefix: str,
+        keyed_headers: tuple[str, ...],
     ) -> None:
         self._tenants = tenants
         self._keyring = keyring
         # A bound method of a bytes object: the cheapest way to a fresh name.
-        self._name = cast(Callable[[int], RequestId], f"{request_prefix}%x".encode().__mod__)
+        self._name = cast("Callable[[int], RequestId]", f"{request_prefix}%x".encode().__mod__)
         self._count = 0
         self._keyed = tuple(
             name.lower().encode() for name in dict.fromkeys((*KEYED_HEADERS, *keyed_headers))

@@ -114,8 +114,12 @@ def _inference() -> dict[str, Any]:
         },
     }
     return {
-        "/v1/chat/completions": {"post": _ask("Chat completion, from the cache where it may", chat)},
-        "/v1/completions": {"post": _ask("Text completion, from the cache where it may", completion)},
+        "/v1/chat/completions": {
+            "post": _ask("Chat completion, from the cache where it may", chat)
+        },
+        "/v1/completions": {
+            "post": _ask("Text completion, from the cache where it may", completion)
+        },
         "/v1/models": {
             "get": {
                 "operationId": "models",
@@ -129,13 +133,16 @@ def _inference() -> dict[str, Any]:
 
 def _ask(summary: str, schema: dict[str, Any]) -> dict[str, Any]:
     headers = [
-        ("Cache-Control", "RFC 9111: no-cache, no-store, max-age, max-stale, min-fresh, only-if-cached"),
+        (
+            "Cache-Control",
+            "RFC 9111: no-cache, no-store, max-age, max-stale, min-fresh, only-if-cached",
+        ),
         ("X-Preheat-Namespace", "1 to 64 letters, digits and . _ : -"),
         ("X-Preheat-Tags", "At most 16 tags of at most 64 bytes, by commas"),
         ("X-Preheat-Ttl", "Whole seconds that the answer may be served"),
     ]
     return {
-        "operationId": summary.split()[0].lower(),
+        "operationId": summary.split(maxsplit=1)[0].lower(),
         "summary": summary,
         "security": [{"tenant": []}, {}],
         "parameters": [
@@ -146,7 +153,9 @@ def _ask(summary: str, schema: dict[str, Any]) -> dict[str, Any]:
         "responses": {
             "200": {
                 "description": "The answer; a stream where one was asked for",
-                "headers": {"Cache-Status": {"schema": {"type": "string"}, "description": "RFC 9211"}},
+                "headers": {
+                    "Cache-Status": {"schema": {"type": "string"}, "description": "RFC 9211"}
+                },
                 "content": {
                     "application/json": {"schema": {"type": "object"}},
                     "text/event-stream": {"schema": {"type": "string"}},
@@ -162,7 +171,11 @@ def _health() -> dict[str, Any]:
     text = {"description": "OK", "content": {"text/plain": {"schema": {"type": "string"}}}}
     return {
         "/healthz": {
-            "get": {"operationId": "healthz", "summary": "The process lives", "responses": {"200": text}}
+            "get": {
+                "operationId": "healthz",
+                "summary": "The process lives",
+                "responses": {"200": text},
+            }
         },
         "/readyz": {
             "get": {
@@ -206,7 +219,9 @@ def _admin() -> dict[str, Any]:
                 "requestBody": {
                     "required": True,
                     "content": {
-                        "application/json": {"schema": {"$ref": "#/components/schemas/Invalidation"}}
+                        "application/json": {
+                            "schema": {"$ref": "#/components/schemas/Invalidation"}
+                        }
                     },
                 },
                 "responses": {

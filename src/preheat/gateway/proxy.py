@@ -74,15 +74,15 @@ class Proxy:
         if exchange.head.is_plain and not ask.stream:
             date = exchange.date
             exchange.send(
-                heads.whole_hit(
-                    name, label, age_s, ttl_s, date, id_prefix, created, answer.body
-                )
+                heads.whole_hit(name, label, age_s, ttl_s, date, id_prefix, created, answer.body)
             )
         elif ask.stream:
             dialect = openai.DIALECTS[exchange.path]
             exchange.reply(
                 heads.hit(name, label, age_s, ttl_s, heads.EVENTS),
-                openai.stream(answer, dialect, id_prefix + name, created, ask.include_usage),
+                openai.stream(
+                    answer, dialect, id_prefix + name, created, include_usage=ask.include_usage
+                ),
             )
         else:
             exchange.reply(
@@ -127,7 +127,14 @@ class Proxy:
         if exchange.query:
             path += b"?" + exchange.query
         headers = self._upstreams.headers_for(exchange.headers, engine)
-        call = Call(engine, path, headers, body, openai.DIALECTS[exchange.path], is_injected)
+        call = Call(
+            engine,
+            path,
+            headers,
+            body,
+            openai.DIALECTS[exchange.path],
+            is_usage_injected=is_injected,
+        )
         flight = Flight(
             call,
             listener,
@@ -170,14 +177,17 @@ class Proxy:
         self._controller.on_failure(flight.request)
         if self._logs_misses:
             self._log.event(
-                "engine_failed", request=flight.request.id.decode(), engine=flight.call.engine.name, kind=kind
+                "engine_failed",
+                request=flight.request.id.decode(),
+                engine=flight.call.engine.name,
+                kind=kind,
             )
 
     def _on_overflow(self, flight: Flight) -> None:
         self.flights.close(flight)
         self._controller.on_overflow(flight.request)
 
-    def _on_orphan(self, flight: Flight, listener: Listener) -> None:
+    def _on_orphan(self, _flight: Flight, listener: Listener) -> None:
         """Its flight gave it nothing: one of the followers leads once more, the others join."""
         now = time.monotonic()
         decision = self._controller.on_miss(listener.request, now)

@@ -79,7 +79,7 @@ class Relay:
         except EngineError as error:
             self._counters.bump(self._counters.engine_errors, error.kind)
             _tell(exchange, *heads.engine_error(error, request_id))
-        except Exception as bug:
+        except Exception as bug:  # noqa: BLE001  the edge of a request
             self._on_bug(bug)
             _tell(exchange, *heads.internal_error(request_id))
         finally:

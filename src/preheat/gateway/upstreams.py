@@ -88,10 +88,14 @@ class Upstreams:
             return body, False
         wanted = {"include_usage": True}
         if ask.has_stream_options:
-            return change_field(body, "stream_options", lambda theirs: (theirs or {}) | wanted), True
+            return change_field(
+                body, "stream_options", lambda theirs: (theirs or {}) | wanted
+            ), True
         return insert_field(body, "stream_options", wanted), True
 
-    def headers_for(self, headers: Mapping[bytes, bytes], engine: Engine) -> list[tuple[bytes, bytes]]:
+    def headers_for(
+        self, headers: Mapping[bytes, bytes], engine: Engine
+    ) -> list[tuple[bytes, bytes]]:
         """What goes upstream with a cacheable request: what the key holds, and what can't matter."""
         names = (*_PLAIN, *_KEYED, *self._forward_headers.get(engine.name, ()))
         sent = [(name, headers[name]) for name in dict.fromkeys(names) if name in headers]

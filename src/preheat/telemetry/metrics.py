@@ -79,7 +79,9 @@ class Metrics:
         )  # fmt: skip
         sums: dict[tuple[str, str], dict[str, int]] = {}
         for (tenant, model, _, _), account in rows(self._ledger):
-            one = sums.setdefault((tenant, model), dict.fromkeys((*_ACCOUNTS, "paid_ns", "us_ns"), 0))
+            one = sums.setdefault(
+                (tenant, model), dict.fromkeys((*_ACCOUNTS, "paid_ns", "us_ns"), 0)
+            )
             for name in _ACCOUNTS:
                 one[name] += getattr(account, name)
             one["paid_ns"] += account.paid_ns
@@ -149,7 +151,12 @@ class Metrics:
         counters = self._counters
         for name, help_text, label, counts in (
             ("preheat_refused", "Requests refused.", "code", counters.refused),
-            ("preheat_engine_errors", "Engine calls without an answer.", "kind", counters.engine_errors),
+            (
+                "preheat_engine_errors",
+                "Engine calls without an answer.",
+                "kind",
+                counters.engine_errors,
+            ),
             ("preheat_not_stored", "Answers not stored.", "reason", counters.dropped),
         ):
             family = CounterMetricFamily(name, help_text, labels=[label])

@@ -67,7 +67,17 @@ class Head:
     5.3 allows.
     """
 
-    __slots__ = ("body_bytes", "headers", "is_http_10", "is_plain", "keep_alive", "memory", "method", "path", "query")
+    __slots__ = (
+        "body_bytes",
+        "headers",
+        "is_http_10",
+        "is_plain",
+        "keep_alive",
+        "memory",
+        "method",
+        "path",
+        "query",
+    )
 
     def __init__(
         self,
@@ -148,7 +158,8 @@ class Exchange:
         connection = self._connection
         if self.keep_alive and body and not asked.is_http_10 and asked.method != b"HEAD":
             connection.transport.write(
-                b"%b%bContent-Length: %d\r\n\r\n%b" % (head, connection.server.date, len(body), body)
+                b"%b%bContent-Length: %d\r\n\r\n%b"
+                % (head, connection.server.date, len(body), body)
             )
         else:  # HEAD, HTTP/1.0, an empty body, or the last answer on this connection
             is_bodiless = asked.method == b"HEAD" or head.startswith(_BODILESS)
@@ -289,7 +300,7 @@ class Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's isn't a subclass of it
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's isn't a subclass of it
         if not self.server.take_in(self):
             self._refuse(503, "too-many-connections", "too many connections; try again later")
 
@@ -397,7 +408,9 @@ class Connection(asyncio.Protocol):
             or self._head_lines > self.limits.head_lines
         ):
             self._refuse_head()
-        elif b"expect" in headers or b"transfer-encoding" in headers or b"content-length" in headers:
+        elif (
+            b"expect" in headers or b"transfer-encoding" in headers or b"content-length" in headers
+        ):
             self._check_body(headers)
 
     def on_body(self, piece: bytes) -> None:
@@ -750,6 +763,7 @@ class HttpServer:
         self.is_draining = False
         self.bodies_bytes = 0
         self.connections: set[Connection] = set()
+        self._emptied = asyncio.Event()
         self.heads: Memo[bytes, Head] = Memo(_HEADS)
         self._listeners: list[asyncio.Server] = []
         self._ticker: asyncio.Task[None] | None = None
@@ -783,6 +797,8 @@ class HttpServer:
     def let_go(self, connection: Connection) -> None:
         """The connection is closed."""
         self.connections.discard(connection)
+        if not self.connections:
+            self._emptied.set()
 
     async def drain(self, within_s: float) -> bool:
         """Accept nothing more, let what is under way end; False where time ran out."""
@@ -794,7 +810,8 @@ class HttpServer:
         try:
             async with asyncio.timeout(within_s):
                 while self.connections:
-                    await asyncio.sleep(0.02)
+                    self._emptied.clear()
+                    await self._emptied.wait()
         except TimeoutError:
             return False
         return True
@@ -818,7 +835,7 @@ class HttpServer:
             for connection in tuple(self.connections):
                 try:
                     connection.check_time(self.now)
-                except Exception as bug:  # a check that fails mustn't be the last one
+                except Exception as bug:  # noqa: BLE001  a check that fails mustn't be the last one
                     loop.call_exception_handler({"message": "check_time failed", "exception": bug})
 
     def _set_clock(self) -> None:

@@ -21,7 +21,7 @@ _NOT_OF_THE_BODY: Final = frozenset({"id", "created", "choices", "usage", "obfus
 random letters by which OpenAI hides from eavesdroppers how long a chunk's text is."""
 
 _GROWING: Final = frozenset({"message", "text", "logprobs"})
-_MERGED: Final = frozenset({str, dict, list})
+_MOST_INDEXED: Final = 4_096
 _SET_ONCE: Final = frozenset({"role", "id", "type", "name", "index", "finish_reason", "object"})
 _ENCODE: Final = msgspec.json.Encoder().encode
 
@@ -215,7 +215,7 @@ class Assembler:
         return {dialect.part if k == dialect.delta else k: v for k, v in choice.items()}
 
     def _finished(self, index: int) -> dict[str, Any]:
-        choice = self._choices[index]
+        choice: dict[str, Any] = _joined(self._choices[index])
         message = choice.get(self._dialect.part)
         if isinstance(message, dict) and isinstance(message.get("tool_calls"), list):
             calls = [
@@ -275,7 +275,7 @@ def event(chunk: bytes, name: bytes, created: int) -> bytes:
 
 
 def stream(
-    answer: Answer, dialect: Dialect, name: bytes, created: int, include_usage: bool
+    answer: Answer, dialect: Dialect, name: bytes, created: int, *, include_usage: bool
 ) -> bytes:
     """The whole answer as a stream of events."""
     events = [event(chunk, name, created) for chunk in chunks(answer, dialect)]
@@ -392,30 +392,56 @@ def _merge(into: dict[str, Any], piece: Mapping[str, Any]) -> None:
     their index, everything else is replaced. A null adds nothing, and an empty piece doesn't take
     a name away. Raises ValueError for a field of two types: nobody knows what the whole would be.
     """
-    for name, value in piece.items():
+    for name, said in piece.items():
         known = into.get(name)
+        value = _Text((said,)) if isinstance(said, str) and name not in _SET_ONCE else said
         if value is None:
             into.setdefault(name, None)
-        elif known is not None and type(known) is not type(value):
-            if not _MERGED.isdisjoint((type(known), type(value))):
-                raise ValueError("a field of two types")
-            into[name] = value
-        elif isinstance(value, str) and known is not None:
-            into[name] = (value or known) if name in _SET_ONCE else known + value
-        elif isinstance(value, dict):
-            into[name] = known if known is not None else {}
-            _merge(into[name], value)
-        elif isinstance(value, list):
-            into[name] = known if known is not None else []
-            _extend(into[name], value)
+        elif known is None:
+            into[name] = _grown(type(value)(), value) if isinstance(value, (dict, list)) else value
+        elif type(known) is type(value):
+            into[name] = _grown(known, value)
+        elif isinstance(known, (str, dict, list)) or isinstance(value, (str, dict, list)):
+            raise ValueError("a field of two types")
         else:
             into[name] = value
+
+
+def _grown(known: Any, value: Any) -> Any:
+    """The known value with one more piece of its own type."""
+    if isinstance(known, _Text):
+        known.extend(value)
+    elif isinstance(known, dict):
+        _merge(known, value)
+    elif isinstance(known, list):
+        _extend(known, value)
+    else:
+        return value if value or not isinstance(known, str) else known
+    return known
+
+
+class _Text(list[str]):
+    """A string that grows by pieces, joined once at the end: appending to a string of megabytes
+    copies it each time."""
+
+
+def _joined(value: Any) -> Any:
+    """The value with its texts made whole."""
+    if isinstance(value, _Text):
+        return "".join(value)
+    if isinstance(value, dict):
+        return {name: _joined(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_joined(part) for part in value]
+    return value
 
 
 def _extend(into: list[Any], values: list[Any]) -> None:
     for value in values:
         index = value.get("index") if isinstance(value, dict) else None
         if isinstance(index, int):
+            if len(into) >= _MOST_INDEXED:
+                raise ValueError("too many parts with an index")
             same = next((v for v in into if isinstance(v, dict) and v.get("index") == index), None)
             if same is None:
                 into.append({})

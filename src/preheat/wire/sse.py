@@ -4,6 +4,7 @@ import re
 from typing import Final
 
 _BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r){2}")
+_LONGEST_BLANK: Final = 4
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -25,13 +26,15 @@ class SseDecoder:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The blocks that are complete now. Raises EventTooLargeError past the limit."""
-        buffer = self._buffer + data if self._buffer else data
+        known_bytes = len(self._buffer)
+        buffer = self._buffer + data if known_bytes else data
         if self._is_start and buffer:
             self._is_start = _BOM.startswith(buffer[:3]) and len(buffer) < 3
             buffer = buffer.removeprefix(_BOM)
         blocks = []
         start = 0
-        for match in _BLANK_LINE.finditer(buffer):
+        # What was there before holds no blank line, but may hold the beginning of one.
+        for match in _BLANK_LINE.finditer(buffer, max(0, known_bytes - _LONGEST_BLANK + 1)):
             if match.end() == len(buffer) and match[0].endswith(b"\r") and b"\n" in match[0]:
                 break  # the line feed of this CR LF is still to come
             blocks.append(buffer[start : match.end()])

@@ -262,7 +262,11 @@ def load(
     for words, value in _from_environment(environment):
         _put(tree, words, value)
     for dotted, value in overrides.items():
-        _put(tree, dotted.split("."), value)
+        words = dotted.split(".")
+        _put(tree, words, value)
+        if words[0] == "engines" and isinstance(tree["engines"], dict):
+            # What the command line names comes first: it answers for every model not configured.
+            tree["engines"] = {words[1]: tree["engines"][words[1]], **tree["engines"]}
     return check(tree)
 
 

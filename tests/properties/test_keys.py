@@ -53,7 +53,7 @@ def names_of(asked: Ask) -> tuple[bytes, bytes]:
 # everything that may change an answer
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(bodies, st.data())
 def test_any_change_in_any_place_changes_key_and_check(
     body: dict[str, Any], data: st.DataObject
@@ -71,7 +71,7 @@ def test_any_change_in_any_place_changes_key_and_check(
     assert before.check != after.check
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=120)
 @given(bodies, st.data())
 def test_leaving_anything_out_changes_the_key(body: dict[str, Any], data: st.DataObject) -> None:
     there = [
@@ -81,7 +81,7 @@ def test_leaving_anything_out_changes_the_key(body: dict[str, Any], data: st.Dat
     assert names_of(ask(written(body))) != names_of(ask(written(without(body, place))))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=120)
 @given(bodies, st.data())
 def test_the_order_of_a_list_is_part_of_the_key(body: dict[str, Any], data: st.DataObject) -> None:
     lists = [p for p in places(body) if isinstance(at(body, p), list) and p[0] not in IGNORED]
@@ -103,7 +103,7 @@ def test_a_field_that_nobody_knows_changes_the_key(
 # nothing else
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(bodies, seeds, seeds)
 def test_space_escapes_order_and_spelling_outside_schemas_do_not_change_the_key(
     body: dict[str, Any], seed: int, other: int
@@ -115,7 +115,7 @@ def test_space_escapes_order_and_spelling_outside_schemas_do_not_change_the_key(
     assert names_of(ask(Writer(other).body(body), keyring)) == expected
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=120)
 @given(bodies, json_bodies.ignored)
 def test_ignored_fields_do_not_change_the_key(
     body: dict[str, Any], skipped: dict[str, Any]
@@ -169,7 +169,7 @@ def test_swapping_two_properties_of_a_schema_changes_the_key(
 # one key twice
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=120)
 @given(bodies, st.data(), seeds, st.booleans())
 def test_one_key_twice_in_any_object_is_a_400_however_it_is_written(
     body: dict[str, Any], data: st.DataObject, seed: int, is_large: bool
@@ -223,7 +223,7 @@ PARTITIONS = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(PARTITIONS, PARTITIONS, st.integers(0, 3), st.integers(0, 3))
 def test_tenant_path_namespace_and_headers_separate_without_ambiguity(
     one: Any, other: Any, version: int, other_version: int

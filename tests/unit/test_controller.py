@@ -681,3 +681,15 @@ def test_an_answer_without_usage_is_kept_all_the_same() -> None:
     assert isinstance(desk.controller.on_request(request_for("a"), 1.0), Hit)
     assert desk.ledger.total().unpriced == 2
     assert desk.ledger.total().input_tokens == 0
+
+
+def test_nobody_who_asks_after_an_invalidation_joins_what_was_asked_before() -> None:
+    desk = Desk()
+    before, after = request_for("a"), request_for("a")
+    assert isinstance(desk.controller.on_request(before, 0.0), Forward)
+    desk.controller.on_invalidate(Invalidation(model="m1"), 1.0, dry_run=True)
+    assert isinstance(desk.controller.on_request(request_for("a"), 1.5), Join)
+    desk.controller.on_invalidate(Invalidation(model="m1"), 2.0, dry_run=False)
+    assert isinstance(desk.controller.on_request(after, 3.0), Forward)
+    assert desk.controller.on_outcome(outcome_of(before, 0.0), "x", 4.0) == Drop("invalidated")
+    assert isinstance(desk.controller.on_outcome(outcome_of(after, 3.0), "x", 5.0), Keep)

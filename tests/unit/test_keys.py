@@ -279,3 +279,11 @@ def test_keys_do_not_depend_on_pythons_hash_seed() -> None:
     }
     assert len(printed) == 1
     assert len(printed.pop().split()) == 4
+
+
+def test_a_models_name_is_bounded_because_the_memos_keep_it() -> None:
+    keys = Keyring(b"s" * 32, lambda model: model)
+    partition = keys.partition("t", "/p", "")
+    assert keys.ask(b'{"model":"%b"}' % (b"m" * 256), partition).model == "m" * 256
+    with pytest.raises(RequestError, match="at most 256 characters"):
+        keys.ask(b'{"model":"%b"}' % (b"m" * 257), partition)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from preheat.wire.splice import change_field, insert_field
+from preheat.wire.splice import change_field, insert_field, set_field
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from preheat.wire.splice import change_field, insert_field
     ],
 )
 def test_a_field_is_put_in_front(body: bytes, expected: bytes) -> None:
-    assert insert_field(body, "b", value=True) == expected
+    assert insert_field(body, "b", b"true") == expected
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,31 @@ def test_a_field_is_put_in_front(body: bytes, expected: bytes) -> None:
     ],
 )
 def test_a_value_is_replaced_in_its_place(body: bytes, expected: bytes) -> None:
-    assert change_field(body, "a", lambda _: "x") == expected
+    assert change_field(body, "a", lambda _: b'"x"') == expected
 
 
 @pytest.mark.parametrize("body", [b"{}", b" { } ", b'{"b":1}', b'{"b":{"a":1}}', b'{"b":"a"}'])
 def test_without_the_field_nothing_changes(body: bytes) -> None:
-    assert change_field(body, "a", lambda _: "x") == body
+    assert change_field(body, "a", lambda _: b'"x"') == body
+
+
+@pytest.mark.parametrize("number", [b"1e400", b"1" * 5_000, b"0.10"])
+def test_a_changed_value_keeps_the_spelling_of_its_numbers(number: bytes) -> None:
+    changed = change_field(
+        b'{"a":{"x":%b}}' % number, "a", lambda old: set_field(old, "y", b"true")
+    )
+    assert changed == b'{"a":{"y":true,"x":%b}}' % number
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b"null", b'{"a":true}'),
+        (b"{}", b'{"a":true}'),
+        (b'{"b": 1}', b'{"a":true,"b": 1}'),
+        (b'{"b":{"a":1}, "a" : false}', b'{"b":{"a":1}, "a" : true}'),
+        (b'{"\\u0061":0}', b'{"\\u0061":true}'),
+    ],
+)
+def test_a_field_is_set_whether_or_not_it_is_there(value: bytes, expected: bytes) -> None:
+    assert set_field(value, "a", b"true") == expected

@@ -140,6 +140,8 @@ class Controller:
         removed = self._inventory.invalidate(what, now, dry_run=dry_run)
         if not dry_run:
             self._counters.invalidated += len(removed.keys)
+            # Whoever asks from now on asks for an answer from now on, and joins nothing older.
+            self._leaders.clear()
         return removed
 
     def _on_special(self, request: Request, now: float) -> Decision:

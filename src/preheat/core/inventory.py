@@ -74,7 +74,7 @@ class Inventory:
         self._records: dict[Key, Record] = {}
         self.find: Final[Callable[[Key], Record | None]] = self._records.get
         self.see: Final = admission.see
-        self._touch: Final = eviction.touch if eviction.keeps_order else None
+        self._touch: Final = eviction.touch if getattr(eviction, "keeps_order", True) else None
         self._used: list[Record] = []
         self._expiry: list[tuple[float, Key]] = []
         self._gone: Memo[Key, str] = Memo(budget_entries)

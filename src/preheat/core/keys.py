@@ -46,6 +46,7 @@ FOLDED: Final = frozenset({"messages", "prompt", "input", "logit_bias", "stop"})
 
 KEY_BYTES: Final = 16
 CHECK_BYTES: Final = 32
+_MODEL_CHARACTERS: Final = 256
 _PARTITION_MEMO: Final = 4_096
 _EXACT_INTEGERS: Final = 2.0**53
 _WORTH_CUTTING_BYTES: Final = 16_384  # below it the canonical form is cheaper (docs/measured.md)
@@ -318,6 +319,13 @@ def _checked(fields: Any) -> dict[str, Any]:
             raise RequestError(
                 f"{name} must be {expected}", status=400, code="invalid-field", param=name
             )
+    if len(fields.get("model") or "") > _MODEL_CHARACTERS:
+        raise RequestError(
+            f"model must have at most {_MODEL_CHARACTERS} characters",
+            status=400,
+            code="invalid-field",
+            param="model",
+        )
     return fields
 
 

@@ -9,6 +9,10 @@ from preheat.transport.server import Refusal
 from preheat.wire.openai import error_body
 
 JSON: Final = b"Content-Type: application/json\r\n"
+_REQUIRED_WITH: Final = {
+    401: b"WWW-Authenticate: Bearer\r\n",
+    405: b"Allow: POST, OPTIONS\r\n",  # of the cacheable paths, which alone refuse a method here
+}
 _NAME_BYTES: Final = len(b'{"id":"","created":1234567890,')
 EVENTS: Final = b"Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"
 _LINES: Final = {
@@ -122,12 +126,12 @@ def _error(
     status: int, kind: str, code: str, message: str, param: str | None, request_id: RequestId | None
 ) -> tuple[bytes, bytes]:
     named = b"X-Preheat-Request: %b\r\n" % request_id if request_id else b""
-    auth = b"WWW-Authenticate: Bearer\r\n" if status == 401 else b""
+    required = _REQUIRED_WITH.get(status, b"")
     head = b"%b%bCache-Status: preheat; detail=%b\r\n%b%b" % (
         status_line(status),
         JSON,
         code.encode(),
-        auth,
+        required,
         named,
     )
     return head, error_body(message, kind=kind, code=code, param=param)

@@ -15,6 +15,7 @@ from preheat.transport.server import Exchange, Head
 LOCAL_TENANT: Final = "local"
 MAX_TTL_S: Final = 31_536_000
 _MAX_TAGS: Final = 16
+_KEYED_CHARACTERS: Final = 512
 _TAG: Final = re.compile(r"[^\s,\x00-\x1f\x7f]{1,64}")
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _SESSION: Final = re.compile(r"[\x21-\x7e]{1,128}")
@@ -135,6 +136,12 @@ class Intake:
             for name in self._keyed
             if name in headers
         )
+        if any(len(value) > _KEYED_CHARACTERS for value in keyed):
+            raise RequestError(
+                f"headers that are part of the key have at most {_KEYED_CHARACTERS} characters",
+                status=400,
+                code="invalid-header",
+            )
         partition = self._keyring.partition(tenant, head.path.decode("latin-1"), namespace, keyed)
         want = NOTHING_SPECIAL if _WANTED.isdisjoint(headers) else want_of(headers)
         return _Sender(tenant, namespace, partition, want)

@@ -10,7 +10,7 @@ from preheat.engines import Engine
 from preheat.errors import ConfigError
 from preheat.gateway.intake import KEYED_HEADERS
 from preheat.transport.client import Response
-from preheat.wire.splice import change_field, insert_field
+from preheat.wire.splice import change_field, insert_field, set_field
 
 _HOP_BY_HOP: Final = frozenset(
     {
@@ -82,16 +82,13 @@ class Upstreams:
         """The client's bytes with what must be changed in them, and whether usage was injected."""
         known = self.models.get(ask.model)
         if known is not None and known.alias != ask.model:
-            alias = known.alias
+            alias = msgspec.json.encode(known.alias)
             body = change_field(body, "model", lambda _: alias)
         if not (ask.stream and engine.inject_usage) or ask.include_usage:
             return body, False
-        wanted = {"include_usage": True}
         if ask.has_stream_options:
-            return change_field(
-                body, "stream_options", lambda theirs: (theirs or {}) | wanted
-            ), True
-        return insert_field(body, "stream_options", wanted), True
+            return change_field(body, "stream_options", _with_usage), True
+        return insert_field(body, "stream_options", _with_usage(b"{}")), True
 
     def headers_for(
         self, headers: Mapping[bytes, bytes], engine: Engine
@@ -105,6 +102,10 @@ class Upstreams:
     def is_ready(self) -> bool:
         """Whether any engine takes requests."""
         return any(engine.is_ready for engine in self.engines.values())
+
+
+def _with_usage(options: bytes) -> bytes:
+    return set_field(options, "include_usage", b"true")
 
 
 def passed_request_headers(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:

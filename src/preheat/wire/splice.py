@@ -6,29 +6,28 @@ key order, number spelling, escapes.
 
 import json
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 _SPACE: Final = " \t\r\n"
 _VALUE: Final = json.JSONDecoder(parse_int=str, parse_float=str)
 
 
-def insert_field(body: bytes, name: str, value: Any) -> bytes:
+def insert_field(body: bytes, name: str, value: bytes) -> bytes:
     """The object with one more field, which it must not have yet.
 
-    >>> insert_field(b'{"a": 1}', "b", True)
+    >>> insert_field(b'{"a": 1}', "b", b"true")
     b'{"b":true,"a": 1}'
     """
     head, brace, rest = body.partition(b"{")
     comma = b"" if rest.lstrip().startswith(b"}") else b","
-    field = json.dumps({name: value}, separators=(",", ":")).encode()[1:-1]
-    return b"".join((head, brace, field, comma, rest))
+    return b"".join((head, brace, json.dumps(name).encode(), b":", value, comma, rest))
 
 
-def change_field(body: bytes, name: str, change: Callable[[Any], Any]) -> bytes:
-    """The object with this field's value changed in place; unchanged where it has none.
+def change_field(body: bytes, name: str, change: Callable[[bytes], bytes]) -> bytes:
+    """The object with the bytes of this field's value changed in place; unchanged without it.
 
-    >>> change_field(b'{"a": 1,  "b":2}', "a", lambda value: value + 1)
-    b'{"a": 2,  "b":2}'
+    >>> change_field(b'{"a": 1,  "b":2}', "a", lambda value: value + b"0")
+    b'{"a": 10,  "b":2}'
     """
     text = body.decode()
     position = _skip(text, text.index("{") + 1)
@@ -37,12 +36,25 @@ def change_field(body: bytes, name: str, change: Callable[[Any], Any]) -> bytes:
         start = _skip(text, _skip(text, position) + 1)  # past the colon
         _, end = _VALUE.raw_decode(text, start)
         if found == name:
-            changed = json.dumps(change(json.loads(text[start:end])), separators=(",", ":"))
-            return (text[:start] + changed + text[end:]).encode()
+            changed = change(text[start:end].encode())
+            return b"".join((text[:start].encode(), changed, text[end:].encode()))
         position = _skip(text, end)
         if text[position] == ",":
             position = _skip(text, position + 1)
     return body
+
+
+def set_field(value: bytes, name: str, field: bytes) -> bytes:
+    """The object with this field, replaced or inserted; a null becomes an object.
+
+    >>> set_field(b'{"a": false}', "a", b"true"), set_field(b"null", "a", b"true")
+    (b'{"a": true}', b'{"a":true}')
+    """
+    if not value.startswith(b"{"):
+        value = b"{}"
+    if name in json.loads(value, parse_int=str, parse_float=str):
+        return change_field(value, name, lambda _: field)
+    return insert_field(value, name, field)
 
 
 def _skip(text: str, position: int) -> int:

@@ -150,12 +150,21 @@ class Client:
         await self._pool.aclose()
 
     async def _connect(self) -> "_Connection":
-        pool = self._pool
+        connection = _Connection(self._pool)
+        try:
+            await self._open(connection)
+        except BaseException:
+            connection.abandon()  # a loop may open it all the same and tell nobody of its end
+            raise
+        connection.check_fresh()
+        return connection
+
+    async def _open(self, connection: "_Connection") -> None:
         where = self._where
         try:
             async with asyncio.timeout(self._timeouts.connect_s):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: _Connection(pool), self.host, self.port, ssl=self._tls
+                await asyncio.get_running_loop().create_connection(
+                    lambda: connection, self.host, self.port, ssl=self._tls
                 )
         except TimeoutError as error:
             raise EngineError(
@@ -175,8 +184,6 @@ class Client:
                 "that its url is right",
                 kind="connect",
             ) from error
-        connection.check_fresh()
-        return connection
 
 
 class Response:
@@ -381,6 +388,7 @@ class _Connection(asyncio.Protocol):
         self._is_reused = False
         self._is_reading_paused = False
         self._is_writing_paused = False
+        self._is_abandoned = False
         self._is_spoilt = False  # the engine sent what no request asked for
 
     # What the client does with it.
@@ -433,6 +441,13 @@ class _Connection(asyncio.Protocol):
             self._timer = None
         self._transport.abort()
 
+    def abandon(self) -> None:
+        """Nobody waits for it to open any more."""
+        self._is_abandoned = True
+        if hasattr(self, "_transport"):
+            self.drop()
+        self._pool.on_lost(self)
+
     def make_waiter(self, timeout_s: float) -> asyncio.Future[None]:
         """Return a future for the exchange to wait on, and move the deadline.
 
@@ -464,7 +479,10 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Both loops set TCP_NODELAY on every TCP connection themselves.
         self._transport = cast("asyncio.Transport", transport)
-        self._pool.on_open(self)
+        if self._is_abandoned:
+            self._transport.abort()
+        else:
+            self._pool.on_open(self)
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange

@@ -318,6 +318,9 @@ class Connection(asyncio.Protocol):
                 current.is_done = True
                 if current.on_gone is not None:
                     current.on_gone()
+            current.on_gone = current.on_writable = None
+        # It refers back to this connection: better freed now than by some later collection.
+        del self._parser
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:

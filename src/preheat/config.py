@@ -20,7 +20,24 @@ from preheat.core.controller import MAX_VARIANTS
 from preheat.errors import ConfigError
 
 _PREFIX: Final = "PREHEAT__"
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
+_MODEL_NAME: Final = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
+_ENDPOINTS: Final = ("/chat/completions", "/completions", "/responses", "/embeddings", "/models")
+_OF_EMBEDDED: Final = ("model", "threads", "ctx_tokens", "slots", "batch_tokens", "cache_ram_mib")
+_OF_OPENAI: Final = (
+    "url",
+    "api_key_env",
+    "max_connections",
+    "breaker_failures",
+    "breaker_open_s",
+    "inject_usage",
+)
+_FOREIGN: Final[Mapping[str, tuple[str, ...]]] = {
+    "openai": _OF_EMBEDDED,
+    "embedded": _OF_OPENAI,
+    "fake": _OF_EMBEDDED + _OF_OPENAI,
+}
+"""The settings that mean nothing for a kind of engine."""
 _PORT: Final = re.compile(r"[0-9]{1,5}")
 
 
@@ -112,9 +129,9 @@ class EngineSettings(_Section, frozen=True):
     """One upstream. Times in seconds."""
 
     kind: Annotated[
-        Literal["openai", "embedded"],
+        Literal["openai", "embedded", "fake"],
         Meta(
-            description='"openai": a compatible server at `url`; "embedded": llama.cpp in a child process.'
+            description='"openai": a compatible server at `url`; "embedded": llama.cpp in a child process; "fake": a deterministic one without a model, for tries and tests.'
         ),
     ] = "openai"
     url: Annotated[
@@ -345,7 +362,7 @@ def to_toml(settings: Settings) -> str:
             for entry, section in value.items():
                 lines += ["", f"[{name}.{_toml_key(entry)}]", *_section_lines(section)]
             if not value:
-                lines += ["", f"# [{name}.NAME]: {(NAMED[name].__doc__ or '').strip()}"]
+                lines += ["", f"# # {(NAMED[name].__doc__ or '').strip()}", f"# [{name}.NAME]"]
                 lines += [f"# {line}" for line in _section_lines(NAMED[name]())]
         elif isinstance(value, _Section):
             lines += [
@@ -480,8 +497,13 @@ def _check_together(settings: Settings) -> None:
     variants_of(settings.exact.sampled, "exact.sampled")
     for table in NAMED:
         for name in getattr(settings, table):
-            if not _NAME.fullmatch(name):
-                raise ConfigError(f"{table}.{name}: names are letters, digits and . _ : / -")
+            if table == "models" and not _MODEL_NAME.fullmatch(name):
+                raise ConfigError(f"models.{name!r}: a name has 1 to 256 printable characters")
+            if table != "models" and not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"{table}.{name}: a name has 1 to 64 letters, digits and . _ : - and begins with "
+                    "a letter or digit"
+                )
     _check_models(settings)
     for name, tenant in settings.tenants.items():
         if bool(tenant.api_key_env) == bool(tenant.api_key_file):
@@ -508,14 +530,28 @@ def _check_listen(settings: Settings) -> None:
 
 def _check_models(settings: Settings) -> None:
     for name, engine in settings.engines.items():
-        if (engine.kind == "openai") != bool(engine.url):
-            raise ConfigError(f"engines.{name}.url: needed for kind openai, and only there")
+        _check_engine(name, engine)
     for name, model in settings.models.items():
         if model.engine and model.engine not in settings.engines:
             known = ", ".join(settings.engines) or "none"
             raise ConfigError(f"models.{name}.engine: no engine {model.engine!r}; known: {known}")
         if model.cached_input is not None and model.cached_input < 0:
             raise ConfigError(f"models.{name}.cached_input: a price can't be negative")
+
+
+def _check_engine(name: str, engine: EngineSettings) -> None:
+    default = EngineSettings()
+    for field in _FOREIGN[engine.kind]:
+        if getattr(engine, field) != getattr(default, field):
+            hint = "; a model's name at its engine is models.NAME.alias" if field == "model" else ""
+            raise ConfigError(f"engines.{name}.{field}: means nothing for kind {engine.kind}{hint}")
+    if engine.kind == "openai" and not engine.url:
+        raise ConfigError(f"engines.{name}.url: needed for kind openai, e.g. http://gpu-1:8000")
+    if engine.url.rstrip("/").endswith(_ENDPOINTS):
+        raise ConfigError(
+            f"engines.{name}.url: give the server's address, e.g. http://gpu-1:8000, and no path of "
+            "an endpoint"
+        )
 
 
 def environment() -> Mapping[str, str]:

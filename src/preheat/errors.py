@@ -43,12 +43,21 @@ class EngineError(UpstreamError):
 
     `kind` is a stable word from docs/errors.md. `before_first_byte` tells whether nothing of
     the answer had arrived yet, so that asking again can't show a client two beginnings.
+    `retry_after_s` is when asking again has a chance.
     """
 
-    def __init__(self, message: str, *, kind: str, before_first_byte: bool = True) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str,
+        before_first_byte: bool = True,
+        retry_after_s: float = 1.0,
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.before_first_byte = before_first_byte
+        self.retry_after_s = retry_after_s
 
     @property
     def status(self) -> int:

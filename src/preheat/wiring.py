@@ -186,6 +186,8 @@ def engine(name: str, settings: EngineSettings, log: Log) -> tuple[Engine, str]:
             log.event(event, engine=name, **fields)
 
         return make(name, child, timeouts=timeouts, on_event=on_event), sha256_of(weights)
+    if settings.kind == "fake":
+        return make(name), ""
     variable = settings.api_key_env
     key = f"engines.{name}.api_key_env"
     api_key = config.secret_from(variable, key, config.environment()) if variable else ""

@@ -10,10 +10,12 @@ def test_it_lets_everything_through_until_enough_fail_in_a_row() -> None:
     for _ in range(2):
         breaker.failed(0.0)
         assert breaker.allows(0.0)
-    assert breaker.is_closed
+    assert breaker.would_allow(0.0)
     breaker.failed(0.0)
     assert not breaker.allows(0.0)
-    assert not breaker.is_closed
+    assert not breaker.would_allow(9.9)
+    assert breaker.would_allow(10.0)
+    assert breaker.allows(10.0)  # asking took no probe
 
 
 def test_a_success_in_between_starts_the_count_anew() -> None:
@@ -48,7 +50,7 @@ def test_a_probe_that_succeeds_closes_it() -> None:
     breaker.failed(0.0)
     assert breaker.allows(10.0)
     breaker.succeeded()
-    assert breaker.is_closed
+    assert breaker.would_allow(10.0)
     assert all(breaker.allows(10.0) for _ in range(5))
 
 

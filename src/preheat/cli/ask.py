@@ -10,10 +10,15 @@ def ask_twice(url: str, text: str) -> int:
     """Ask, print both answers with their Cache-Status; 0 if the second one was a hit."""
     statuses = []
     print(f"\nasking twice: {text}")
+    try:
+        model = _first_model(url)
+    except (OSError, ValueError, LookupError, http.client.HTTPException) as error:
+        print(f"  no model: {error}", flush=True)
+        return 1
     for _ in range(2):
         began_at = time.perf_counter()
         try:
-            answer, status = _ask(url, text)
+            answer, status = _ask(url, model, text)
         except (OSError, ValueError, http.client.HTTPException) as error:
             print(f"  no answer: {error}", flush=True)
             return 1
@@ -24,11 +29,22 @@ def ask_twice(url: str, text: str) -> int:
     return 0 if statuses[1].startswith("preheat; hit") else 1
 
 
-def _ask(url: str, text: str) -> tuple[str, str]:
+def _first_model(url: str) -> str:
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
+    try:
+        connection.request("GET", "/v1/models")
+        models = json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+    return str(models["data"][0]["id"])
+
+
+def _ask(url: str, model: str, text: str) -> tuple[str, str]:
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=300)
     body = {
-        "model": "default",
+        "model": model,
         "messages": [{"role": "user", "content": text}],
         "temperature": 0,
         "max_tokens": 128,

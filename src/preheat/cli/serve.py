@@ -16,6 +16,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from preheat import config
 from preheat.errors import ConfigError
@@ -43,15 +44,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal."""
-    if options.once and not options.ask:
-        print("usage: preheat serve --ask TEXT --once", file=sys.stderr)
+    wrong = _misused(options)
+    if wrong:
+        print(f"preheat serve: {wrong}", file=sys.stderr)
         return 2
     settings = config.load(options.config, config.environment(), _overrides(options))
+    if options.ask and (settings.tenants or settings.listen.tls_cert):
+        raise ConfigError("--ask speaks plain HTTP and has no key: leave out tenants and TLS")
+    _refuse_itself(settings)
     try:
         import uvloop
     except ImportError:  # no wheel for this platform: a third more CPU, the same behaviour
         return asyncio.run(_serve(settings, options))
     return uvloop.run(_serve(settings, options))
+
+
+def _misused(options: argparse.Namespace) -> str:
+    if options.once and not options.ask:
+        return "--once needs --ask TEXT"
+    for name in ("listen", "upstream", "model", "ask"):
+        if getattr(options, name) == "":
+            return f"--{name} is empty; is a variable unset?"
+    return ""
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, Any]:
@@ -64,6 +78,19 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
         overrides["engines.embedded.kind"] = "embedded"
         overrides["engines.embedded.model"] = options.model
     return overrides
+
+
+def _refuse_itself(settings: config.Settings) -> None:
+    """A gateway that is its own engine would ask itself until its connections run out."""
+    host, port = config.address_of(settings.listen.address, "listen.address")
+    for name, engine in settings.engines.items():
+        upstream = urlsplit(engine.url)
+        is_here = config.is_loopback(upstream.hostname or "") or upstream.hostname == host
+        if engine.url and is_here and upstream.port == port != 0:
+            raise ConfigError(
+                f"engines.{name}.url: {engine.url} is where this gateway listens; choose another "
+                "port for it, e.g. --listen 127.0.0.1:8080"
+            )
 
 
 async def _serve(settings: config.Settings, options: argparse.Namespace) -> int:
@@ -85,7 +112,9 @@ async def _serve(settings: config.Settings, options: argparse.Namespace) -> int:
                 "is another program there? choose with --listen HOST:PORT"
             ) from None
         print(f"preheat: listening on {url}   (OpenAI base_url: {url}/v1)", flush=True)
-        log.event("listening", url=url)
+        if gateway.admin_url:
+            print(f"preheat: admin routes on {gateway.admin_url}", flush=True)
+        log.event("listening", url=url, admin_url=gateway.admin_url or url)
         _settle_collector()
         code = 0
         if options.ask:

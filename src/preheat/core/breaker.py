@@ -34,7 +34,6 @@ class Breaker:
         """Seconds until the next probe."""
         return max(0.0, self._blocked_until - now) if self._failures >= self._threshold else 0.0
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether calls go through freely."""
-        return self._failures < self._threshold
+    def would_allow(self, now: float) -> bool:
+        """Whether a call has a chance; asking doesn't take the probe."""
+        return self._failures < self._threshold or now >= self._blocked_until

@@ -12,7 +12,6 @@ from preheat.core.stats import Counters
 from preheat.core.types import (
     NOTHING_SPECIAL,
     Ask,
-    Check,
     Decision,
     Drop,
     Effects,
@@ -26,7 +25,6 @@ from preheat.core.types import (
     Reject,
     Removed,
     Request,
-    RequestId,
     Want,
 )
 
@@ -73,7 +71,7 @@ class Controller:
         self._namespaces = namespaces
         self._entry_bytes = entry_bytes
         self._draw = draw
-        self._leaders: dict[Key, tuple[RequestId, Check]] = {}
+        self._leaders: dict[Key, Request] = {}
         self._sampled_seen = RotatingBloom()
 
     def on_request(self, request: Request, now: float) -> Decision:
@@ -92,9 +90,16 @@ class Controller:
                 return self._use(record, now)
         return self._miss(request, record, now)
 
-    def on_miss(self, request: Request, now: float) -> Join | Forward:
+    def on_miss(self, request: Request, now: float) -> Hit | Join | Forward:
         """The flight that this request had joined failed before its start: decide again."""
-        return self._miss(request, self._find(request.ask.key), now)
+        record = self._find(request.ask.key)
+        if (
+            record is not None
+            and record.check == request.ask.check
+            and self._satisfies(record, request.want, now)
+        ):
+            return self._use(record, now)
+        return self._miss(request, record, now)
 
     def on_overflow(self, request: Request) -> None:
         """The request's flight outgrew its buffer: nobody may join it from its start any more."""
@@ -124,8 +129,12 @@ class Controller:
         self._end_flight(request)
         return effects
 
-    def on_failure(self, request: Request) -> None:
-        """The request's flight ended without an answer: nothing to book, nobody may join it."""
+    def on_failure(self, request: Request, reason: str, service_s: float) -> None:
+        """The request's flight ended without an answer. Its engine may have worked all the same:
+        the seconds are booked, under this reason; what was paid for nobody says."""
+        self._ledger.book_forward(
+            request.tenant, request.ask.model, reason, usage=None, service_s=service_s
+        )
         self._end_flight(request)
 
     def on_tick(self, now: float) -> tuple[Key, ...]:
@@ -141,7 +150,8 @@ class Controller:
         if not dry_run:
             self._counters.invalidated += len(removed.keys)
             # Whoever asks from now on asks for an answer from now on, and joins nothing older.
-            self._leaders.clear()
+            for key in [key for key, leader in self._leaders.items() if _covers(what, leader)]:
+                del self._leaders[key]
         return removed
 
     def _on_special(self, request: Request, now: float) -> Decision:
@@ -194,8 +204,8 @@ class Controller:
         if request.want.no_cache:
             # It asks for an answer computed from now on; others may join that one.
             return Forward("request", "no-cache", joinable=self._lead(request, leader))
-        if leader is not None and leader[1] == ask.check:
-            return Join(leader[0])
+        if leader is not None and leader.ask.check == ask.check:
+            return Join(leader.id)
         return self._forward(ask, record, now, joinable=self._lead(request, leader))
 
     def _forward(self, ask: Ask, record: Record | None, now: float, *, joinable: bool) -> Forward:
@@ -208,14 +218,14 @@ class Controller:
             return Forward("stale", "expired", joinable)
         return Forward("request", "not-fresh-enough", joinable)
 
-    def _lead(self, request: Request, leader: tuple[RequestId, Check] | None) -> bool:
+    def _lead(self, request: Request, leader: Request | None) -> bool:
         if leader is None:
-            self._leaders[request.ask.key] = (request.id, request.ask.check)
+            self._leaders[request.ask.key] = request
         return leader is None
 
     def _end_flight(self, request: Request) -> None:
         leader = self._leaders.get(request.ask.key)
-        if leader is not None and leader[0] == request.id:
+        if leader is not None and leader.id == request.id:
             del self._leaders[request.ask.key]
 
     def _why_unwanted(self, request: Request) -> str:
@@ -242,7 +252,7 @@ class Controller:
             tenant=tenant,
             namespace=request.namespace,
             model=model,
-            tags=request.want.tags,
+            tags=_tags_of(outcome),
             account=self._ledger.account(tenant, model, "exact", "exact"),
             share=self._ledger.share_of(model, outcome.usage, outcome.service_s),
         )
@@ -281,7 +291,25 @@ class Controller:
     def _ttl_s(self, request: Request) -> float:
         freshness = self._freshness_of(request.namespace)
         wanted_s = request.want.ttl_s
-        return min(freshness.ttl_s if wanted_s is None else wanted_s, freshness.max_ttl_s)
+        return freshness.ttl_s if wanted_s is None else min(wanted_s, freshness.max_ttl_s)
+
+
+def _tags_of(outcome: Outcome) -> tuple[str, ...]:
+    """Everybody's who got this answer: each may invalidate it."""
+    tags = dict.fromkeys(outcome.request.want.tags)
+    for follower in outcome.joined:
+        tags.update(dict.fromkeys(follower.want.tags))
+    return tuple(tags)
+
+
+def _covers(what: Invalidation, request: Request) -> bool:
+    return what.covers(
+        request.ask.key,
+        model=request.ask.model,
+        namespace=request.namespace,
+        tenant=request.tenant,
+        tags=request.want.tags,
+    )
 
 
 def _rejected(want: Want) -> Reject | None:

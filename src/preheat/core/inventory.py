@@ -212,11 +212,10 @@ class Inventory:
 
 
 def _matches(what: Invalidation, key: Key, record: Record) -> bool:
-    if what.model is not None and record.model != what.model:
-        return False
-    if what.namespace is not None and record.namespace != what.namespace:
-        return False
-    if what.tenant is not None and record.tenant != what.tenant:
-        return False
-    named = key in what.keys or not what.tags.isdisjoint(record.tags)
-    return named or not (what.keys or what.tags)
+    return what.covers(
+        key,
+        model=record.model,
+        namespace=record.namespace,
+        tenant=record.tenant,
+        tags=record.tags,
+    )

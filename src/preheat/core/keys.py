@@ -124,20 +124,18 @@ class Keyring:
 
     def _read(self, body: bytes, partition: Partition) -> Ask:
         parts = _cut(body) if len(body) >= _WORTH_CUTTING_BYTES else None
-        if parts is not None:
-            fields, digest = parts
-            known = self._parts[partition.name, digest]
-            if known is None:
-                fields = decode(body)
-                known = self._digest(fields, partition)
-                if known is not None:
-                    self._parts.put((partition.name, digest), known)
-            return _ask(fields, known)
+        name = (partition.name, parts[1] if parts else b"")
+        known = self._parts[name] if parts else None
+        if parts and known:
+            return _ask(parts[0], known)
         try:
             fields = decode(body)
         except InexactError as inexact:
             return _ask(inexact.fields, None)
-        return _ask(fields, self._digest(fields, partition))
+        digest = self._digest(fields, partition)
+        if parts and digest:
+            self._parts.put(name, digest)
+        return _ask(fields, digest)
 
     def _digest(self, fields: Mapping[str, Any], partition: Partition) -> tuple[Key, Check] | None:
         """Key and check; None where some number can't be told exactly."""

@@ -181,6 +181,20 @@ class Invalidation(msgspec.Struct, frozen=True):
     namespace: str | None = None
     tenant: str | None = None
 
+    def covers(
+        self, key: Key, *, model: str, namespace: str, tenant: str, tags: tuple[str, ...]
+    ) -> bool:
+        """Whether it means the answer with this key and these properties."""
+        for wanted, found in (
+            (self.model, model),
+            (self.namespace, namespace),
+            (self.tenant, tenant),
+        ):
+            if wanted is not None and wanted != found:
+                return False
+        named = key in self.keys or not self.tags.isdisjoint(tags)
+        return named or not (self.keys or self.tags)
+
 
 class Removed(msgspec.Struct, frozen=True):
     """What an invalidation found; with a dry run nothing of it was removed."""

@@ -38,5 +38,6 @@ class Engine(Protocol):
 
 ENGINES: Final[Mapping[str, str]] = {
     "embedded": "preheat.engines.embedded:Embedded",
+    "fake": "preheat.engines.fake:Fake",
     "openai": "preheat.engines.openai:OpenAi",
 }

@@ -31,12 +31,15 @@ import hashlib
 import json
 import signal
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from preheat.engines.fake_kv import BlockLru
+from preheat.engines.openai import OpenAi
+from preheat.errors import EngineError
+from preheat.transport.client import Response
 from preheat.transport.server import Exchange, HttpServer, Limits, Refusal
 
 _LOGGED: Final = 1_000
@@ -235,6 +238,44 @@ class FakeEngine:
             exchange.cut()
         else:
             exchange.end()
+
+
+class Fake:
+    """The fake engine as an engine of the gateway's own: a server of it on a free port."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.inject_usage = True
+        self._server = HttpServer(FakeEngine().handle, _refuse, Limits())
+        self._engine: OpenAi | None = None
+
+    async def start(self) -> None:
+        """Listen."""
+        port = await self._server.listen("127.0.0.1", 0)
+        self._engine = OpenAi(self.name, f"http://127.0.0.1:{port}")
+
+    async def send(
+        self,
+        method: bytes,
+        path: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+    ) -> Response:
+        """Ask it over HTTP, like any other."""
+        if self._engine is None:
+            raise EngineError(f"engine {self.name} isn't started", kind="start")
+        return await self._engine.send(method, path, headers, body)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it listens."""
+        return self._engine is not None
+
+    async def aclose(self) -> None:
+        """End the server."""
+        if self._engine is not None:
+            await self._engine.aclose()
+        await self._server.aclose()
 
 
 def _head(status: int, reply: Reply | None = None) -> bytes:

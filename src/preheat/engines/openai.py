@@ -56,6 +56,7 @@ class OpenAi:
                 f"engine {self.name} is failing; it is tried again in "
                 f"{self._breaker.retry_after_s(now):.0f} s",
                 kind="breaker-open",
+                retry_after_s=max(1.0, self._breaker.retry_after_s(now)),
             )
         try:
             response = await self._client.request(
@@ -73,8 +74,8 @@ class OpenAi:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the breaker lets requests through."""
-        return self._breaker.is_closed
+        """Whether the breaker would let a request through."""
+        return self._breaker.would_allow(time.monotonic())
 
     async def aclose(self) -> None:
         """Close its connections."""

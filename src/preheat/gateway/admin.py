@@ -26,6 +26,8 @@ from preheat.telemetry.metrics import CONTENT_TYPE, Metrics
 from preheat.wire.openai import error_body
 
 _SHOWN_ENTRIES: Final = 1_000
+_NOT_LOCAL: Final = frozenset({"origin", "forwarded", "x-forwarded-for", "x-real-ip"})
+"""Signs of a web page, and of a proxy that speaks for somebody else."""
 _LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -167,7 +169,7 @@ class AdminApp:
         what, dry_run = _wanted(await request.body())
         removed = self._controller.on_invalidate(what, self._clock(), dry_run=dry_run)
         audit_id = secrets.token_hex(8)
-        self._log.event(
+        self._log.audit(
             "invalidate",
             audit_id=audit_id,
             by=request.client.host if request.client else "",
@@ -203,7 +205,9 @@ class AdminApp:
             return
         if not _is_local(request):
             raise HTTPException(
-                403, "without admin.api_key_env the admin routes answer this machine only"
+                403,
+                "without admin.api_key_env the admin routes answer this machine only, and not through a "
+                "proxy; for /metrics alone there is telemetry.open_metrics",
             )
 
 
@@ -218,7 +222,9 @@ def _is_local(request: Request) -> bool:
         is_loopback = False
     host = request.headers.get("host", "")
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
-    return is_loopback and name.lower() in _LOCAL_HOSTS and "origin" not in request.headers
+    return is_loopback and name.lower() in _LOCAL_HOSTS and not any(
+        name in request.headers for name in _NOT_LOCAL
+    )
 
 
 def _wanted(body: bytes) -> tuple[Invalidation, bool]:
@@ -268,7 +274,10 @@ async def _http_error(_request: Request, error: Exception) -> Response:
         405: "method-not-allowed",
         415: "unsupported-type",
     }.get(error.status_code, "invalid-body")
-    body = error_body(error.detail, kind=kind, code=code)
+    message = error.detail
+    if error.status_code == 404:
+        message = "there is nothing at this path; OpenAI clients need a base_url that ends in /v1"
+    body = error_body(message, kind=kind, code=code)
     return Response(
         body, error.status_code, media_type="application/json", headers=dict(error.headers or {})
     )

@@ -19,6 +19,7 @@ from preheat.transport.server import Exchange, HttpServer, Limits, Refusal
 from preheat.wire.openai import DIALECTS
 
 _TICK_S: Final = 1.0
+_PROBES: Final = frozenset({b"/healthz", b"/readyz"})  # on the gateway's port in any case
 _BAD_PATH: Final = re.compile(rb"(?:^|/)(?:\.|%2e){1,2}(?:/|%2f|$)|\\|%5c|%00|//", re.IGNORECASE)
 
 
@@ -50,6 +51,7 @@ class Gateway:
         self._admin_server: HttpServer | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._is_started = False
+        self.admin_url = ""  # empty where the admin routes are on the gateway's own port
 
     def mount(self, app: App, *, apart: bool) -> None:
         """The application behind the ASGI door; `apart` keeps it off the gateway's own port."""
@@ -68,10 +70,11 @@ class Gateway:
         """Accept requests; the port that was taken."""
         return await self._server.listen(host, port, tls)
 
-    async def listen_admin(self, host: str, port: int) -> int:
-        """Accept admin requests on a port of their own."""
+    async def listen_admin(self, host: str, port: int) -> None:
+        """Accept admin requests on a port of their own, at `admin_url`."""
         self._admin_server = HttpServer(self._handle_admin, self._refuse, self._server.limits)
-        return await self._admin_server.listen(host, port)
+        port = await self._admin_server.listen(host, port)
+        self.admin_url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def drain(self, within_s: float) -> bool:
         """Accept nothing more and let what is under way end; False where time ran out."""
@@ -135,10 +138,14 @@ class Gateway:
             if _BAD_PATH.search(path):
                 raise RequestError("the path leaves /v1", status=400, code="invalid-target")
             self._relay.serve(exchange)
-        elif self._admin is not None and not self._is_admin_apart:
+        elif self._admin is not None and (path in _PROBES or not self._is_admin_apart):
             self._admin.serve(exchange)
         else:
-            raise RequestError("there is nothing at this path", status=404, code="not-found")
+            raise RequestError(
+                "there is nothing at this path; OpenAI clients need a base_url that ends in /v1",
+                status=404,
+                code="not-found",
+            )
 
     def _handle_admin(self, exchange: Exchange) -> None:
         assert self._admin is not None

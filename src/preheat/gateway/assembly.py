@@ -9,7 +9,7 @@ from preheat.gateway.app import Gateway
 from preheat.gateway.intake import Intake, Tenants
 from preheat.gateway.proxy import Proxy, log_bug
 from preheat.gateway.relay import Relay
-from preheat.gateway.upstreams import Model, Upstreams
+from preheat.gateway.upstreams import VIA, Model, Upstreams
 from preheat.telemetry.logs import Log
 
 
@@ -26,6 +26,7 @@ def assemble(settings: Settings, log: Log) -> Gateway:
         wiring.keyring(settings, upstreams.identity_of),
         f"{secrets.token_hex(4)}-",
         keyed,
+        VIA,
     )
     proxy = Proxy(
         parts.controller,
@@ -36,7 +37,7 @@ def assemble(settings: Settings, log: Log) -> Gateway:
         fallback=settings.fallback_message,
         log_requests=settings.telemetry.log_requests,
     )
-    relay = Relay(intake, upstreams, parts.counters, lambda bug: log_bug(log, bug))
+    relay = Relay(intake, upstreams, parts.counters, log, lambda bug: log_bug(log, bug))
     gateway = Gateway(
         proxy,
         relay,

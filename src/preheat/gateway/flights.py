@@ -94,6 +94,7 @@ class Listener:
         "position",
         "request",
         "started_at",
+        "status",
     )
 
     def __init__(
@@ -112,6 +113,7 @@ class Listener:
         self.is_leader = True
         self.position = 0
         self.created = 0
+        self.status = 0  # what it was told
 
     def take(self, piece: Piece, call: Call) -> None:
         """Send it this event, in the form it asked for."""
@@ -156,6 +158,7 @@ class Flight:
         self.generation = generation
         self.asked_at = time.monotonic()
         self.ended_at = 0.0
+        self.paced_s = 0.0  # of that, spent waiting for slow listeners
         self.answer: openai.Answer | None = None
         self.usage: Usage | None = None
         self.unstorable = ""
@@ -171,6 +174,7 @@ class Flight:
         self._fallback = fallback
         self._head = b""
         self._content_type = heads.JSON
+        self._retry_after = b""
         self._pieces: deque[Piece] = deque()
         self._first = 0
         self._buffered_bytes = 0
@@ -190,6 +194,7 @@ class Flight:
         listener.is_leader = is_leader
         listener.position = 0
         self.listeners.append(listener)
+        self._release_pace()  # it may be faster than those who are here
         exchange = listener.exchange
         exchange.on_gone = lambda: self._leave(listener)
         exchange.on_writable = lambda: self._pump(listener)
@@ -201,19 +206,27 @@ class Flight:
         return tuple(one.request for one in self.listeners if not one.is_leader)
 
     def _leave(self, listener: Listener) -> None:
-        self.listeners.remove(listener)
-        if not self.listeners and self.task is not None and not self._is_ended:
-            # At once, not when the task gets to it: nobody may join what is being cancelled.
-            self._is_ended = True
-            self._on_failure(self, None)
-            self.task.cancel()
-        self._release_pace()
+        self._detach(listener)
+        self._cancel_if_alone()
 
     def _done(self, listener: Listener) -> None:
         if listener in self.listeners:
-            self.listeners.remove(listener)
-        listener.exchange.on_gone = listener.exchange.on_writable = None
+            self._detach(listener)
         self._on_served(self, listener)
+        self._cancel_if_alone()
+
+    def _detach(self, listener: Listener) -> None:
+        self.listeners.remove(listener)
+        listener.exchange.on_gone = listener.exchange.on_writable = None
+        self._release_pace()
+
+    def _cancel_if_alone(self) -> None:
+        """Nobody listens any more. At once, not when the task gets to it: nobody may join what is
+        being cancelled."""
+        if not self.listeners and self.task is not None and not self._is_ended:
+            self._is_ended = True
+            self._on_failure(self, None)
+            self.task.cancel()
 
     # the call
 
@@ -243,6 +256,9 @@ class Flight:
         self.status = response.status
         self._head = passed_response_headers(response)
         content_type = header_of(response, b"content-type").lower()
+        retry_after = header_of(response, b"retry-after")
+        if retry_after:
+            self._retry_after = b"Retry-After: %b\r\n" % retry_after
         if content_type:
             self._content_type = b"Content-Type: %b\r\n" % content_type
         if header_of(response, b"content-encoding") not in {b"", b"identity"}:
@@ -264,7 +280,10 @@ class Flight:
             elif self._fallback and status in _DOWN:
                 self._tell_failure(listener, EngineError("the engine is down", kind="connect"))
             else:
-                head = self._head if listener.is_leader else self._content_type
+                head = self._head
+                if not listener.is_leader:
+                    head = self._content_type + self._retry_after
+                listener.status = status
                 lines = heads.status_line(status) + head + self._our_lines(listener)
                 listener.exchange.reply(lines, body)
                 self._done(listener)
@@ -292,8 +311,11 @@ class Flight:
     def _tell_failure(self, listener: Listener, error: EngineError) -> None:
         """An error's status, or the operator's words where there are some."""
         exchange, ask = listener.exchange, listener.request.ask
+        listener.status = 200
         if not self._fallback or error.kind not in _FALLBACK_KINDS:
-            exchange.reply(*heads.engine_error(error, listener.request.id))
+            listener.status = error.status
+            fwd = listener.cache_status.partition(";")[0] or "fwd=miss"
+            exchange.reply(*heads.engine_error(error, listener.request.id, fwd))
         else:
             dialect, created = self.call.dialect, int(time.time())
             said = openai.fallback_body(dialect, ask.model, self._fallback)
@@ -313,10 +335,6 @@ class Flight:
     def _orphan(self, listener: Listener) -> None:
         self._detach(listener)
         self._on_orphan(self, listener)
-
-    def _detach(self, listener: Listener) -> None:
-        self.listeners.remove(listener)
-        listener.exchange.on_gone = listener.exchange.on_writable = None
 
     def _spare(self, followers: Callable[[Listener], bool]) -> tuple[Listener, ...]:
         """Take off those followers, to whom this flight has nothing to give: they ask once more,
@@ -386,12 +404,14 @@ class Flight:
             body = openai.whole(answer, listener.name, created)
         elif event and ask.stream:
             head, body = heads.EVENTS, event
+        listener.status = 200
         listener.exchange.reply(heads.status_line(200) + head + self._our_lines(listener), body)
 
     async def _overflow_whole(self, response: Response, start: bytes) -> None:
         """Too large to keep: it goes through as it comes, to those who want it as it is."""
         self._overflow()
         for listener in tuple(self.listeners):
+            listener.status = 200
             listener.exchange.begin(heads.status_line(200) + self._head + self._our_lines(listener))
         self._is_handing_on = True
         self._push(Piece(start, None, is_common=True))
@@ -457,8 +477,7 @@ class Flight:
             self._on_overflow(self)  # nobody joins it any more
             for listener in self._spare(lambda _: True):
                 self._on_orphan(self, listener)
-            if not self.listeners and self.task is not None:
-                self.task.cancel()
+            self._cancel_if_alone()
 
     def _end_stream(self, last: Piece | None) -> None:
         assembler = self._assembler
@@ -485,6 +504,7 @@ class Flight:
             self._tell_failure(listener, error)
             return
         body = openai.whole(self.answer, listener.name, int(time.time()))
+        listener.status = 200
         listener.exchange.reply(
             heads.status_line(200) + heads.JSON + self._our_lines(listener), body
         )
@@ -517,6 +537,7 @@ class Flight:
                     self._tell_failure(listener, error)
                 else:
                     self._orphan(listener)
+        self._cancel_if_alone()
 
     def _forget_pieces(self) -> None:
         while self._buffered_bytes > BUFFER_BYTES and len(self._pieces) > 1:
@@ -548,7 +569,7 @@ class Flight:
                 self._done(listener)
 
     def _begin(self, listener: Listener) -> None:
-        listener.created = int(time.time())
+        listener.created, listener.status = int(time.time()), 200
         head = self._head if listener.is_leader else heads.EVENTS
         listener.exchange.begin(heads.status_line(200) + head + self._our_lines(listener))
 
@@ -558,12 +579,17 @@ class Flight:
 
     async def _pace(self) -> None:
         """Wait while even the fastest listener is behind."""
-        end = self._first + len(self._pieces)
-        if self.listeners and not any(
-            one.position == end or not self._listens_to_pieces(one) for one in self.listeners
-        ):
+        began_at = time.monotonic()
+        while self._is_held_up():
             self._caught_up = asyncio.get_running_loop().create_future()
             await self._caught_up
+        self.paced_s += time.monotonic() - began_at
+
+    def _is_held_up(self) -> bool:
+        end = self._first + len(self._pieces)
+        return bool(self.listeners) and not any(
+            one.position == end or not self._listens_to_pieces(one) for one in self.listeners
+        )
 
     def _release_pace(self) -> None:
         if self._caught_up is not None and not self._caught_up.done():

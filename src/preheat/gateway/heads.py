@@ -1,6 +1,7 @@
 """The heads of answers: status lines, RFC 9211's Cache-Status, and our X-Preheat-* headers."""
 
 from http import HTTPStatus
+from math import ceil
 from typing import Final
 
 from preheat.core.types import RequestId
@@ -107,12 +108,15 @@ def refusal(refused: Refusal) -> tuple[bytes, bytes]:
     )
 
 
-def engine_error(error: EngineError, request_id: RequestId) -> tuple[bytes, bytes]:
-    """Head and body where an engine gave no answer."""
+def engine_error(
+    error: EngineError, request_id: RequestId, fwd: str = "fwd=bypass"
+) -> tuple[bytes, bytes]:
+    """Head and body where an engine gave no answer; `fwd` is why it was asked."""
     code = f"engine-{error.kind}"
     head, body = _error(error.status, "upstream_error", code, str(error), None, request_id)
+    head = head.replace(b"preheat; detail=", b"preheat; %b; detail=" % fwd.encode(), 1)
     if error.status == 503:
-        head += b"Retry-After: 1\r\n"
+        head += b"Retry-After: %d\r\n" % ceil(error.retry_after_s)
     return head, body
 
 

@@ -79,7 +79,9 @@ class Intake:
         keyring: Keyring,
         request_prefix: str,
         keyed_headers: tuple[str, ...],
+        via: bytes,
     ) -> None:
+        self._via = via
         self._tenants = tenants
         self._keyring = keyring
         # A bound method of a bytes object: the cheapest way to a fresh name.
@@ -96,10 +98,7 @@ class Intake:
 
     def admit(self, exchange: Exchange) -> str:
         """The tenant who asks. Raises RequestError (401)."""
-        headers = exchange.headers
-        return self._tenants.find(
-            headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")
-        )
+        return self._admit(exchange.headers)
 
     def read(self, exchange: Exchange) -> Request:
         """The whole request. Raises RequestError."""
@@ -116,11 +115,20 @@ class Intake:
             sender.want,
         )
 
-    def _sender(self, head: Head) -> _Sender:
-        headers = head.headers
-        tenant = self._tenants.find(
+    def _admit(self, headers: Mapping[bytes, bytes]) -> str:
+        if self._via in headers.get(b"via", b""):
+            raise RequestError(
+                "this request has come back to the gateway that sent it: an engine's url leads here",
+                status=508,
+                code="loop",
+            )
+        return self._tenants.find(
             headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")
         )
+
+    def _sender(self, head: Head) -> _Sender:
+        headers = head.headers
+        tenant = self._admit(headers)
         namespace = _text(headers, b"x-preheat-namespace") or ""
         if b"x-preheat-namespace" in headers and not _NAMESPACE.fullmatch(namespace):
             raise _bad("X-Preheat-Namespace", "1 to 64 letters, digits and . _ : -")
@@ -142,7 +150,11 @@ class Intake:
                 status=400,
                 code="invalid-header",
             )
-        partition = self._keyring.partition(tenant, head.path.decode("latin-1"), namespace, keyed)
+        # The query goes upstream too, and may change the answer (Azure's api-version does).
+        target = (head.path + b"?" + head.query if head.query else head.path).decode("latin-1")
+        if len(target) > _KEYED_CHARACTERS:
+            raise RequestError("the query is too long", status=414, code="target-too-long")
+        partition = self._keyring.partition(tenant, target, namespace, keyed)
         want = NOTHING_SPECIAL if _WANTED.isdisjoint(headers) else want_of(headers)
         return _Sender(tenant, namespace, partition, want)
 

@@ -91,7 +91,7 @@ class Proxy:
             )
         self._hit_latency.observe(time.monotonic() - now)
         if self._logs_hits:
-            self._log_request(request, 200, "hit", "exact", time.monotonic() - now)
+            self._log_request(request, 200, "exact", "hit; detail=exact", time.monotonic() - now)
 
     def _act(
         self,
@@ -109,7 +109,11 @@ class Proxy:
                 flight.add(self._listener(exchange, request, "", now))
             case Forward(fwd, reason, _):
                 listener = self._listener(exchange, request, f"fwd={fwd}; detail={reason}", now)
-                self._launch(listener, reason, generation=0)
+                try:
+                    self._launch(listener, reason, generation=0)
+                except BaseException:  # whoever is equal must not join what never began
+                    self._controller.on_failure(request, "internal", 0.0)
+                    raise
             case Hit():
                 raise AssertionError("a hit is sent, not acted on")
 
@@ -156,7 +160,7 @@ class Proxy:
         outcome = Outcome(
             request=flight.request,
             asked_at=flight.asked_at,
-            service_s=flight.ended_at - flight.asked_at,
+            service_s=flight.ended_at - flight.asked_at - flight.paced_s,
             answer=answer,
             size_bytes=answer.size_bytes if answer is not None else 0,
             usage=flight.usage,
@@ -174,7 +178,8 @@ class Proxy:
         else:
             kind = "cancelled"
         self._counters.bump(self._counters.engine_errors, kind)
-        self._controller.on_failure(flight.request)
+        service_s = time.monotonic() - flight.asked_at - flight.paced_s
+        self._controller.on_failure(flight.request, kind, service_s)
         if self._logs_misses:
             self._log.event(
                 "engine_failed",
@@ -191,6 +196,9 @@ class Proxy:
         """Its flight gave it nothing: one of the followers leads once more, the others join."""
         now = time.monotonic()
         decision = self._controller.on_miss(listener.request, now)
+        if isinstance(decision, Hit):
+            self._send_hit(listener.exchange, listener.request, decision, now)
+            return
         if isinstance(decision, Join):
             again = self.flights.find(decision.leader)
             assert again is not None, "the controller joins only what is under way"
@@ -199,13 +207,13 @@ class Proxy:
         listener.cache_status = f"fwd={decision.fwd}; detail={decision.reason}"
         self._launch(listener, decision.reason, generation=1)
 
-    def _on_served(self, flight: Flight, listener: Listener) -> None:
+    def _on_served(self, _flight: Flight, listener: Listener) -> None:
         duration_s = time.monotonic() - listener.started_at
         layer = "forward" if listener.is_leader else "join"
         self._counters.latency[layer].observe(duration_s)
         if self._logs_misses:
-            status = flight.status or 502
-            self._log_request(listener.request, status, layer, listener.cache_status, duration_s)
+            detail = listener.cache_status or "fwd=miss; collapsed; detail=join"
+            self._log_request(listener.request, listener.status, layer, detail, duration_s)
 
     def _log_request(
         self, request: Request, status: int, layer: str, detail: str, duration_s: float

@@ -20,6 +20,7 @@ from preheat.gateway.upstreams import (
     passed_request_headers,
     passed_response_headers,
 )
+from preheat.telemetry.logs import Log
 from preheat.transport.client import Response
 from preheat.transport.server import Exchange
 from preheat.wire.openai import decode, encode
@@ -42,11 +43,13 @@ class Relay:
         intake: Intake,
         upstreams: Upstreams,
         counters: Counters,
+        log: Log,
         on_bug: Callable[[Exception], None],
     ) -> None:
         self._intake = intake
         self._upstreams = upstreams
         self._counters = counters
+        self._log = log
         self._on_bug = on_bug
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -78,6 +81,9 @@ class Relay:
             self._counters.latency["pass"].observe(time.monotonic() - started_at)
         except EngineError as error:
             self._counters.bump(self._counters.engine_errors, error.kind)
+            self._log.event(
+                "engine_failed", request=request_id.decode(), engine="", kind=error.kind
+            )
             _tell(exchange, *heads.engine_error(error, request_id))
         except Exception as bug:  # noqa: BLE001  the edge of a request
             self._on_bug(bug)
@@ -109,13 +115,15 @@ class Relay:
             name: {"id": name, "object": "model", "created": 0, "owned_by": model.engine}
             for name, model in self._upstreams.models.items()
         }
-        for entry in (entry for found in lists for entry in found):
+        if not models and all(isinstance(found, EngineError) for found in lists):
+            raise next(found for found in lists if isinstance(found, EngineError))
+        for entry in (entry for found in lists if isinstance(found, list) for entry in found):
             models.setdefault(str(entry.get("id")), entry)
         head = heads.status_line(200) + heads.JSON + heads.local(request_id)
         exchange.reply(head, encode({"object": "list", "data": list(models.values())}))
 
 
-async def _models_of(engine: Engine) -> list[dict[str, Any]]:
+async def _models_of(engine: Engine) -> list[dict[str, Any]] | EngineError:
     try:
         async with asyncio.timeout(_LIST_WITHIN_S):
             response = await engine.send(b"GET", b"/models", [], b"")
@@ -123,8 +131,10 @@ async def _models_of(engine: Engine) -> list[dict[str, Any]]:
                 data = decode(await response.read(BUFFER_BYTES)).get("data")
             finally:
                 response.close()
-    except (EngineError, TimeoutError, ValueError):
-        return []
+    except EngineError as error:
+        return error
+    except (TimeoutError, ValueError):
+        return EngineError(f"engine {engine.name} told no list of its models", kind="protocol")
     return [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
 
 

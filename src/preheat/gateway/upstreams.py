@@ -1,5 +1,6 @@
 """Which engine answers for which model, and what goes to it."""
 
+import secrets
 from collections.abc import Mapping
 from typing import Final
 
@@ -29,6 +30,8 @@ _HOP_BY_HOP: Final = frozenset(
     }
 )
 _OURS: Final = frozenset({b"host", b"authorization", b"x-api-key", b"accept-encoding"})
+VIA: Final = b"1.1 preheat-%b" % secrets.token_hex(4).encode()
+"""Names this process on every request it sends, so that it knows one that came back to it."""
 _PLAIN: Final = (
     b"content-type",
     b"accept",
@@ -96,7 +99,7 @@ class Upstreams:
         """What goes upstream with a cacheable request: what the key holds, and what can't matter."""
         names = (*_PLAIN, *_KEYED, *self._forward_headers.get(engine.name, ()))
         sent = [(name, headers[name]) for name in dict.fromkeys(names) if name in headers]
-        return [*sent, (b"accept-encoding", b"identity")]
+        return [*sent, (b"accept-encoding", b"identity"), (b"via", VIA)]
 
     @property
     def is_ready(self) -> bool:
@@ -110,8 +113,10 @@ def _with_usage(options: bytes) -> bytes:
 
 def passed_request_headers(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
     """What goes upstream with a request that is passed through: all but what ends here."""
-    dropped = _listed(headers.get(b"connection", b""))
-    return [
+    dropped = _listed(headers.get(b"connection", b"")) | {b"via"}
+    via = headers.get(b"via")
+    sent = [(b"via", b"%b, %b" % (via, VIA) if via else VIA)]
+    return sent + [
         (name, value)
         for name, value in headers.items()
         if name not in _HOP_BY_HOP

@@ -581,13 +581,15 @@ class Connection(asyncio.Protocol):
         if self._is_advancing or self.is_lost:
             return
         self._is_advancing = True
-        while self._queue and self._current is None and not self.is_write_paused:
-            self._current = exchange = self._queue.popleft()
-            if exchange.refusal is not None:
-                exchange.reply(*self.server.render_refusal(exchange.refusal))
-            else:
-                self.server.handle(exchange)
-        self._is_advancing = False
+        try:
+            while self._queue and self._current is None and not self.is_write_paused:
+                self._current = exchange = self._queue.popleft()
+                if exchange.refusal is not None:
+                    exchange.reply(*self.server.render_refusal(exchange.refusal))
+                else:
+                    self.server.handle(exchange)
+        finally:
+            self._is_advancing = False
         if self._current is None and not self._queue:
             self._since = self.server.now
             if self._owes_continue:

@@ -22,7 +22,9 @@ random letters by which OpenAI hides from eavesdroppers how long a chunk's text 
 
 _GROWING: Final = frozenset({"message", "text", "logprobs"})
 _MOST_INDEXED: Final = 4_096
-_SET_ONCE: Final = frozenset({"role", "id", "type", "name", "index", "finish_reason", "object"})
+_SET_ONCE: Final = frozenset(
+    {"role", "id", "type", "name", "index", "finish_reason", "object", "format", "signature"}
+)
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
@@ -383,6 +385,8 @@ def _add(into: dict[str, Any], choice: Mapping[str, Any]) -> None:
     for name, value in choice.items():
         if name in _GROWING:
             _merge(into, {name: value})
+        elif isinstance(value, list) and isinstance(into.get(name), list):
+            into[name] = [*into[name], *value]  # vLLM's token ids, for one
         elif value or name not in into:
             into[name] = value
 

@@ -82,6 +82,7 @@ def record_of(
         **{
             "check": check_of(name),
             "size_bytes": 1,
+            "asked_at": 0.0,
             "hit": hit_of(name, stored_at, expires_at),
             "tenant": "local",
             "namespace": "",
@@ -147,5 +148,5 @@ class Desk:
         """Why this request isn't a hit; it leads no flight afterwards."""
         decision = self.controller.on_request(request, now)
         assert isinstance(decision, Forward), decision
-        self.controller.on_failure(request)
+        self.controller.on_failure(request, "connect", 0.0)
         return decision.reason

@@ -190,7 +190,9 @@ class Gateway(Process):
         environment: Mapping[str, str] | None = None,
         launcher: tuple[str, ...] = ("-m", "preheat"),
     ) -> None:
-        options = ["--listen", "127.0.0.1:0", *arguments]
+        options = [*arguments]
+        if "--listen" not in arguments:
+            options += ["--listen", "127.0.0.1:0"]
         if upstream is not None:
             options += ["--upstream", upstream]
         if toml:
@@ -199,6 +201,14 @@ class Gateway(Process):
             path.write_text(toml)
             options += ["--config", str(path)]
         super().__init__(*launcher, "serve", *options, environment=environment)
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(cls, toml: str, folder: Path) -> Iterator["Gateway"]:
+        """One with these settings, ended afterwards."""
+        served = cls(toml, folder=folder)
+        with running(served):
+            yield served
 
     @property
     def stats(self) -> Any:

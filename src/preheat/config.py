@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -22,6 +23,25 @@ from preheat.errors import ConfigError
 _PREFIX: Final = "PREHEAT__"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _MODEL_NAME: Final = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
+_NEVER_FORWARDED: Final = frozenset(
+    [
+        "authorization",
+        "connection",
+        "content-length",
+        "cookie",
+        "expect",
+        "host",
+        "keep-alive",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "via",
+        "x-api-key",
+        "accept-encoding",
+    ]
+)
 _ENDPOINTS: Final = ("/chat/completions", "/completions", "/responses", "/embeddings", "/models")
 _OF_EMBEDDED: Final = ("model", "threads", "ctx_tokens", "slots", "batch_tokens", "cache_ram_mib")
 _OF_OPENAI: Final = (
@@ -193,14 +213,14 @@ class ModelSettings(_Section, frozen=True):
             description="Anything that changes when weights, template or adapter do; part of the key."
         ),
     ] = ""
-    input: Annotated[float, Meta(ge=0, description="Price of input tokens.")] = 0.0
+    input: Annotated[float, Meta(ge=0, le=1e9, description="Price of input tokens.")] = 0.0
     cached_input: Annotated[
         float | None,
         Meta(
             description="Price of input tokens that the provider's own cache had; absent: as input."
         ),
     ] = None
-    output: Annotated[float, Meta(ge=0, description="Price of output tokens.")] = 0.0
+    output: Annotated[float, Meta(ge=0, le=1e9, description="Price of output tokens.")] = 0.0
 
 
 class TenantSettings(_Section, frozen=True):
@@ -283,7 +303,8 @@ def load(
         _put(tree, words, value)
         if words[0] == "engines" and isinstance(tree["engines"], dict):
             # What the command line names comes first: it answers for every model not configured.
-            tree["engines"] = {words[1]: tree["engines"][words[1]], **tree["engines"]}
+            name = _same_key(tree["engines"], words[1])
+            tree["engines"] = {name: tree["engines"][name], **tree["engines"]}
     return check(tree)
 
 
@@ -545,6 +566,11 @@ def _check_engine(name: str, engine: EngineSettings) -> None:
         if getattr(engine, field) != getattr(default, field):
             hint = "; a model's name at its engine is models.NAME.alias" if field == "model" else ""
             raise ConfigError(f"engines.{name}.{field}: means nothing for kind {engine.kind}{hint}")
+    for header in engine.forward_headers:
+        if not _HEADER.fullmatch(header) or header.lower() in _NEVER_FORWARDED:
+            raise ConfigError(f"engines.{name}.forward_headers: {header!r} can't be forwarded")
+    if engine.url:
+        _check_url(engine.url, f"engines.{name}.url")
     if engine.kind == "openai" and not engine.url:
         raise ConfigError(f"engines.{name}.url: needed for kind openai, e.g. http://gpu-1:8000")
     if engine.url.rstrip("/").endswith(_ENDPOINTS):
@@ -552,6 +578,20 @@ def _check_engine(name: str, engine: EngineSettings) -> None:
             f"engines.{name}.url: give the server's address, e.g. http://gpu-1:8000, and no path of "
             "an endpoint"
         )
+
+
+def _check_url(url: str, key: str) -> None:
+    """Never quotes what may hold a password."""
+    expected = f"{key}: expected http(s)://host[:port][/v1]"
+    try:
+        parts = urlsplit(url)
+        is_fine = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        raise ConfigError(f"{expected}, and a port of at most 65535") from None
+    if "@" in parts.netloc:
+        raise ConfigError(f"{key}: keys don't belong into a url; use api_key_env")
+    if not is_fine or not url.isascii() or any(c.isspace() for c in url) or ".." in parts.netloc:
+        raise ConfigError(expected)
 
 
 def environment() -> Mapping[str, str]:

@@ -56,9 +56,14 @@ def build(what: str, choice: Choice, table: Mapping[str, Callable[..., T]]) -> T
                 f"{what}.options.{option}: expected {expected.__name__}, got {type(value).__name__}"
             )
     try:
-        return factory(**choice.options)
+        policy = factory(**choice.options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{what}.options: {choice.name!r} refuses them: {error}") from None
+    methods = set.intersection(*(set(dir(one)) for one in table.values())) - {"keeps_order"}
+    missing = sorted(name for name in methods if name[0] != "_" and not hasattr(policy, name))
+    if missing:
+        raise ConfigError(f"{what}.name: {choice.name!r} has no {', '.join(missing)}")
+    return policy
 
 
 def _fits(value: Any, expected: type) -> bool:

@@ -165,7 +165,7 @@ def hit_ratio(stream: list[int], admit: str) -> float:
             hits += 1
         else:
             assert isinstance(decision, Forward)
-            desk.controller.on_failure(request)
+            desk.controller.on_failure(request, "connect", 0.0)
             desk.forward(request_for(name), now)
     return hits / len(stream)
 

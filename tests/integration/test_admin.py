@@ -208,9 +208,11 @@ def test_admin_on_a_port_of_its_own_is_nowhere_else(
         folder=tmp_path_factory.mktemp("apart"),
     )
     with running(served), Raw(served.port) as gateway, Raw(port) as admin:
-        for path in ("/preheat/v1/stats", "/metrics", "/preheat/v1/config", "/healthz", "/readyz"):
+        for path in ("/preheat/v1/stats", "/metrics", "/preheat/v1/config"):
             assert gateway.ask(get(path)).code == "not-found"
             assert admin.ask(get(path)).status == 200
+        for path in ("/healthz", "/readyz"):  # a load balancer asks where it sends
+            assert gateway.ask(get(path)).status == admin.ask(get(path)).status == 200
         assert admin.ask(post(chat())).status in {404, 405}
         assert gateway.ask(post(chat())).status == 200
         invalidation = post({"model": "m1"}, "/preheat/v1/invalidate")
@@ -446,6 +448,7 @@ def test_metrics_stats_and_ledger_tell_the_same_story(local: Gateway, fake: Fake
         ("exact", "exact"): 3,
         ("forward", "bypass-sampled"): 1,
         ("forward", "no-store"): 1,
+        ("forward", "status-500"): 1,
     }
     assert stats["answers"] == {f"{a}/{b}": count for (a, b), count in sorted(expected.items())}
     rows = {(row["model"], row["layer"], row["reason"]): row for row in ledger["rows"]}
@@ -458,8 +461,8 @@ def test_metrics_stats_and_ledger_tell_the_same_story(local: Gateway, fake: Fake
         labels = {"tenant": "local", "model": model, "layer": layer, "reason": reason}
         assert metric("preheat_requests_total", **labels) == row["requests"]
         assert metric("preheat_tokens_total", **labels, kind="input") == row["input_tokens"]
-    assert stats["hit_ratio"]["exact"]["by_requests"] == 3 / 8
-    assert metric("preheat_hit_ratio", layer="join", weight="request") == 1 / 8
+    assert stats["hit_ratio"]["exact"]["by_requests"] == 3 / 9
+    assert metric("preheat_hit_ratio", layer="join", weight="request") == 1 / 9
     assert metric("preheat_l1_entries") == stats["l1"]["entries"] == 2
     assert metric("preheat_stored_total") == stats["l1"]["stored"] == 2
     assert metric("preheat_l1_bytes") == stats["l1"]["bytes"]

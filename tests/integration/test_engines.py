@@ -186,7 +186,7 @@ def test_an_engine_that_gives_no_answer_is_a_clean_error(
     engine.play(act)
     answered = ask(served, stream=stream)
     assert (answered.status, answered.code) == (status, code)
-    assert answered.headers["cache-status"] == f"preheat; detail={code}"
+    assert answered.headers["cache-status"] == f"preheat; fwd=miss; detail={code}"
     engine.play([FINE])
     assert said(ask(served)) == "fine"
 
@@ -524,7 +524,7 @@ def test_an_engine_that_keeps_failing_is_left_alone_for_a_while(
     fragile.play(failing)
     while (
         ask(served, model="fragile").headers["cache-status"]
-        != "preheat; detail=engine-breaker-open"
+        != "preheat; fwd=miss; detail=engine-breaker-open"
     ):
         assert fragile.calls < 5
     calls = fragile.calls

@@ -82,7 +82,14 @@ def test_wrong_usage_is_exit_code_2(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["serve", "--once"], ["config", "check"], ["config", "show", "a.toml"]]
+    "arguments",
+    [
+        ["serve", "--once"],
+        ["serve", "--upstream", ""],
+        ["serve", "--model", ""],
+        ["config", "check"],
+        ["config", "show", "a.toml"],
+    ],
 )
 def test_options_that_do_not_go_together_are_exit_code_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
@@ -187,10 +194,17 @@ def test_serve_ends_with_the_reason_when_it_cannot_start(arguments: list[str], s
 
 
 def test_serve_says_when_its_address_is_taken(fake: Fake) -> None:
-    done = preheat("serve", "--upstream", fake.url, "--listen", f"127.0.0.1:{fake.port}")
+    elsewhere = "http://127.0.0.1:1"
+    done = preheat("serve", "--upstream", elsewhere, "--listen", f"127.0.0.1:{fake.port}")
     assert done.returncode == 1
     assert f"can't listen on 127.0.0.1:{fake.port}" in done.stderr
     assert "--listen HOST:PORT" in done.stderr
+
+
+def test_a_gateway_is_not_its_own_engine() -> None:
+    done = preheat("serve", "--upstream", "http://localhost:18999", "--listen", "127.0.0.1:18999")
+    assert done.returncode == 1
+    assert "is where this gateway listens" in done.stderr
 
 
 def test_serve_can_ask_twice_show_a_hit_and_end(fake: Fake) -> None:

@@ -281,7 +281,9 @@ trees = st.builds(
     engines=st.dictionaries(
         names.filter(lambda name: name != "fallback_message"),
         st.builds(
-            EngineSettings, url=st.just("http://h"), forward_headers=st.lists(words).map(tuple)
+            EngineSettings,
+            url=st.just("http://h"),
+            forward_headers=st.lists(st.sampled_from(["x-a", "X-B"])).map(tuple),
         ),
         max_size=2,
     ),

@@ -325,7 +325,7 @@ def test_a_colliding_request_goes_alone_and_ends_nobodys_flight() -> None:
     desk.controller.on_request(leader, 0.0)
     decision = desk.controller.on_request(other, 0.0)
     assert decision == Forward("miss", "key-first-seen", False)
-    desk.controller.on_failure(other)
+    desk.controller.on_failure(other, "connect", 0.0)
     assert desk.controller.on_request(request_for("a"), 0.0) == Join(leader.id)
 
 
@@ -364,7 +364,7 @@ def test_nobody_joins_a_flight_that_has_ended(end: str) -> None:
     leader = request_for("a")
     desk.controller.on_request(leader, 0.0)
     if end == "failed":
-        desk.controller.on_failure(leader)
+        desk.controller.on_failure(leader, "connect", 0.0)
     elif end == "dropped":
         desk.controller.on_outcome(outcome_of(leader, 0.0, unstorable="finish-length"), "x", 1.0)
     else:
@@ -379,7 +379,7 @@ def test_a_late_end_of_an_old_flight_does_not_end_the_next_one() -> None:
     desk.controller.on_request(old, 0.0)
     desk.controller.on_overflow(old)
     desk.controller.on_request(new, 1.0)
-    desk.controller.on_failure(old)
+    desk.controller.on_failure(old, "connect", 0.0)
     assert desk.controller.on_request(request_for("a"), 2.0) == Join(new.id)
 
 
@@ -388,7 +388,7 @@ def test_of_those_whose_flight_failed_one_leads_and_the_others_join_it() -> None
     requests = [request_for("a") for _ in range(4)]
     for request in requests:
         desk.controller.on_request(request, 0.0)
-    desk.controller.on_failure(requests[0])
+    desk.controller.on_failure(requests[0], "connect", 0.0)
     again = [desk.controller.on_miss(request, 1.0) for request in requests[1:]]
     assert again == [
         Forward("miss", "key-first-seen", True),
@@ -403,7 +403,7 @@ def test_a_stale_entry_outlives_a_flight_that_failed() -> None:
     leader, follower = request_for("a"), request_for("a")
     desk.controller.on_request(leader, 20.0)
     desk.controller.on_request(follower, 20.0)
-    desk.controller.on_failure(leader)
+    desk.controller.on_failure(leader, "connect", 0.0)
     assert desk.controller.on_miss(follower, 21.0) == Forward("stale", "expired", True)
     content = request_for("a", Want(max_stale_s=FOREVER))
     assert isinstance(desk.controller.on_request(content, 22.0), Hit)
@@ -415,8 +415,8 @@ def test_an_entry_that_came_meanwhile_outlives_a_flight_that_failed() -> None:
     desk.controller.on_request(leader, 0.0)
     desk.controller.on_request(follower, 0.0)
     desk.forward(request_for("a", Want(no_cache=True)), 1.0)
-    desk.controller.on_failure(leader)
-    assert isinstance(desk.controller.on_miss(follower, 2.0), Forward)
+    desk.controller.on_failure(leader, "connect", 0.0)
+    assert isinstance(desk.controller.on_miss(follower, 2.0), Hit)
     assert isinstance(desk.controller.on_request(request_for("a"), 3.0), Hit)
 
 
@@ -478,10 +478,44 @@ def test_a_life_is_the_settings_or_what_was_asked_for_but_never_more_than_the_mo
     assert hit.ttl_s == ttl_s
 
 
-def test_a_setting_beyond_the_most_is_cut_too() -> None:
+def test_the_most_cuts_what_clients_ask_for_and_not_what_the_operator_set() -> None:
     desk = Desk(freshness=Freshness(ttl_s=500.0, max_ttl_s=200.0))
     desk.forward(request_for("a"), 0.0)
-    assert desk.reason(request_for("a"), 200.0) == "expired"
+    assert isinstance(desk.controller.on_request(request_for("a"), 499.0), Hit)
+    assert desk.reason(request_for("a"), 500.0) == "expired"
+
+
+def test_an_older_answer_does_not_replace_a_newer_one() -> None:
+    desk = Desk()
+    slow, fresh = request_for("a"), request_for("a", Want(no_cache=True))
+    assert isinstance(desk.controller.on_request(slow, 0.0), Forward)
+    assert isinstance(desk.controller.on_request(fresh, 1.0), Forward)
+    newer = outcome_of(fresh, 1.0, answer="new")
+    assert isinstance(desk.controller.on_outcome(newer, "no-cache", 2.0), Keep)
+    older = outcome_of(slow, 0.0, answer="old")
+    assert desk.controller.on_outcome(older, "x", 3.0) == Drop("superseded")
+    hit = desk.controller.on_request(request_for("a"), 4.0)
+    assert isinstance(hit, Hit)
+    assert hit.answer == "new"
+
+
+def test_an_answer_has_the_tags_of_all_who_waited_for_it() -> None:
+    desk = Desk()
+    leader = request_for("a", Want(tags=("x",)))
+    desk.forward(leader, 0.0, joined=(request_for("a", Want(tags=("y", "x"))),))
+    record = desk.inventory.find(key_of("a"))
+    assert record is not None
+    assert record.tags == ("x", "y")
+
+
+def test_a_call_without_an_answer_is_booked_for_its_seconds() -> None:
+    desk = Desk()
+    request = request_for("a")
+    desk.controller.on_request(request, 0.0)
+    desk.controller.on_failure(request, "reset", 2.0)
+    account = dict(desk.ledger.accounts())["local", "m1", "forward", "reset"]
+    assert (account.requests, account.unpriced, account.paid) == (1, 1, 0)
+    assert account.paid_ns == 2_000_000_000
 
 
 def test_a_namespace_has_its_own_life() -> None:
@@ -664,7 +698,7 @@ def test_flights_that_end_leave_nothing_behind() -> None:
         desk.controller.on_request(request, 0.0)
         match number % 4:
             case 0:
-                desk.controller.on_failure(request)
+                desk.controller.on_failure(request, "connect", 0.0)
             case 1:
                 desk.controller.on_overflow(request)
             case 2:

@@ -95,10 +95,14 @@ def test_usage_is_read_without_trust(value: Any, usage: Usage | None) -> None:
 @pytest.mark.parametrize(
     ("choices", "why"),
     [
-        ([{"finish_reason": "stop"}], ""),
-        ([{"finish_reason": "tool_calls"}], ""),
-        ([{"finish_reason": "function_call"}], ""),
-        ([{"finish_reason": "stop"}, {"finish_reason": "length"}], "finish-length"),
+        ([{"finish_reason": "stop", "text": ""}], ""),
+        ([{"finish_reason": "tool_calls", "message": {"tool_calls": [{}]}}], ""),
+        ([{"finish_reason": "function_call", "message": {}}], ""),
+        ([{"finish_reason": "stop", "text": ""}, {"finish_reason": "length"}], "finish-length"),
+        ([{"finish_reason": "stop"}], "bad-form"),
+        ([{"finish_reason": "stop", "message": "text"}], "bad-form"),
+        ([{"finish_reason": "stop", "message": {"tool_calls": [3, None]}}], "bad-form"),
+        ([{"finish_reason": "stop", "message": {"tool_calls": {}}}], "bad-form"),
         ([{"finish_reason": "content_filter"}], "finish-content_filter"),
         ([{"finish_reason": None}], "unfinished"),
         ([{"finish_reason": "a thing of the engine's own"}], "unfinished"),

@@ -11,7 +11,9 @@ SIGTERM or Ctrl-C lets the requests under way end (listen.drain_s; a second sign
 
 import argparse
 import asyncio
+import contextlib
 import gc
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -46,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     """Serve until a signal."""
     wrong = _misused(options)
     if wrong:
-        print(f"preheat serve: {wrong}", file=sys.stderr)
+        print(f"usage: preheat serve [options]\npreheat serve: {wrong}", file=sys.stderr)
         return 2
     settings = config.load(options.config, config.environment(), _overrides(options))
     if options.ask and (settings.tenants or settings.listen.tls_cert):
@@ -98,6 +100,7 @@ async def _serve(settings: config.Settings, options: argparse.Namespace) -> int:
     from preheat.gateway.assembly import assemble, listen
 
     log = Log(sys.stderr.buffer)
+    _raise_file_limit(settings, log)
     gateway = assemble(settings, log)
     stopping = _stop_on_signals()
     try:
@@ -158,6 +161,18 @@ async def _unless_stopped(task: "asyncio.Future[Any]", stopping: asyncio.Event) 
         return False
     task.result()
     return True
+
+
+def _raise_file_limit(settings: config.Settings, log: Log) -> None:
+    """Room for every connection that the settings allow, as far as the system lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    engines = settings.engines.values()
+    wanted = settings.listen.connections + sum(one.max_connections for one in engines) + 64
+    if soft < wanted:
+        log.event("few-files", limit=soft, wanted=wanted)
 
 
 def _settle_collector() -> None:

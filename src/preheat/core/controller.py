@@ -29,6 +29,7 @@ from preheat.core.types import (
 )
 
 MAX_VARIANTS: Final = 64
+_MOST_TAGS: Final = 64
 
 
 class Freshness(msgspec.Struct, frozen=True):
@@ -248,6 +249,7 @@ class Controller:
         record = Record(
             check=request.ask.check,
             size_bytes=outcome.size_bytes + ENTRY_OVERHEAD_BYTES,
+            asked_at=outcome.asked_at,
             hit=Hit(key, key.hex().encode(), now, self._ttl_s(request), outcome.answer),
             tenant=tenant,
             namespace=request.namespace,
@@ -299,7 +301,7 @@ def _tags_of(outcome: Outcome) -> tuple[str, ...]:
     tags = dict.fromkeys(outcome.request.want.tags)
     for follower in outcome.joined:
         tags.update(dict.fromkeys(follower.want.tags))
-    return tuple(tags)
+    return tuple(tags)[:_MOST_TAGS]
 
 
 def _covers(what: Invalidation, request: Request) -> bool:

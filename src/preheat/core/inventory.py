@@ -1,4 +1,4 @@
-"""What this process's L1 holds, how big it is, and until when. The bodies are in the store."""
+"""What this process's L1 holds, how big it is, and until when."""
 
 import heapq
 from collections import deque
@@ -29,6 +29,7 @@ class Record(msgspec.Struct, gc=False):
 
     check: Check
     size_bytes: int
+    asked_at: float
     hit: Hit
     tenant: str
     namespace: str
@@ -175,6 +176,9 @@ class Inventory:
             asked_at <= at and _matches(what, key, record) for at, what in self._invalidations
         ):
             return "invalidated"
+        known = self._records.get(key)
+        if known is not None and known.asked_at > asked_at and known.check == record.check:
+            return "superseded"
         has_room = key in self._records or self._fits(record)
         if not has_room:
             self.settle(now)  # whom the policy names depends on it

@@ -222,8 +222,10 @@ def _is_local(request: Request) -> bool:
         is_loopback = False
     host = request.headers.get("host", "")
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
-    return is_loopback and name.lower() in _LOCAL_HOSTS and not any(
-        name in request.headers for name in _NOT_LOCAL
+    return (
+        is_loopback
+        and name.lower() in _LOCAL_HOSTS
+        and not any(name in request.headers for name in _NOT_LOCAL)
     )
 
 

@@ -19,6 +19,8 @@ from preheat.transport.server import Exchange, HttpServer, Limits, Refusal
 from preheat.wire.openai import DIALECTS
 
 _TICK_S: Final = 1.0
+# TRACE among the others would tell a client what we add for the engine, its key included.
+_PASSED_METHODS: Final = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE"})
 _PROBES: Final = frozenset({b"/healthz", b"/readyz"})  # on the gateway's port in any case
 _BAD_PATH: Final = re.compile(rb"(?:^|/)(?:\.|%2e){1,2}(?:/|%2f|$)|\\|%5c|%00|//", re.IGNORECASE)
 
@@ -135,6 +137,10 @@ class Gateway:
         elif path in DIALECTS:
             raise RequestError("this path takes POST only", status=405, code="method-not-allowed")
         elif path.startswith(b"/v1/"):
+            if exchange.method not in _PASSED_METHODS:
+                raise RequestError(
+                    "this method isn't passed on", status=405, code="method-not-allowed"
+                )
             if _BAD_PATH.search(path):
                 raise RequestError("the path leaves /v1", status=400, code="invalid-target")
             self._relay.serve(exchange)

@@ -21,6 +21,8 @@ from preheat.wire import openai
 from preheat.wire.sse import EventTooLargeError, SseDecoder, data_of
 
 BUFFER_BYTES: Final = 8_388_608
+_PIECE_BYTES: Final = 160  # what an event costs beside its bytes
+_NO_ANSWER: Final = frozenset({"no-choices", "error-event", "bad-chunk", "bad-form"})
 _DOWN: Final = frozenset({502, 503, 504})
 _FALLBACK_KINDS: Final = frozenset(
     {"connect", "tls", "start", "breaker-open", "queue", "reset"}
@@ -372,7 +374,7 @@ class Flight:
             fields = openai.decode(body)
             self.usage = openai.usage_of(fields.get("usage"))
             self.unstorable = openai.why_incomplete(fields)
-            if self.unstorable == "no-choices":
+            if self.unstorable in _NO_ANSWER:
                 event = b"data: %b\n\n" % openai.encode(fields)
             else:
                 self.answer = openai.answer_of(fields)
@@ -412,7 +414,8 @@ class Flight:
         self._overflow()
         for listener in tuple(self.listeners):
             listener.status = 200
-            listener.exchange.begin(heads.status_line(200) + self._head + self._our_lines(listener))
+            head = self._head if listener.is_leader else self._content_type
+            listener.exchange.begin(heads.status_line(200) + head + self._our_lines(listener))
         self._is_handing_on = True
         self._push(Piece(start, None, is_common=True))
         await self._pace()
@@ -461,7 +464,7 @@ class Flight:
         if data is not None:
             try:
                 chunk = openai.decode(data)
-                if chunk.get("error"):
+                if chunk.get("error") or chunk.get("object") == "error":
                     self._take_error()
                 elif self._assembler is not None:
                     self._assembler.feed(chunk)
@@ -485,7 +488,7 @@ class Flight:
             assembler.end()
             self.usage = assembler.usage
             self.unstorable = self.unstorable or assembler.why_incomplete()
-            if self.unstorable not in {"no-choices", "error-event", "bad-chunk"}:
+            if self.unstorable not in _NO_ANSWER:
                 self.answer = assembler.answer()
         has_content, is_readable = self._has_content, self.unstorable != "bad-chunk"
         self._end_without(
@@ -514,7 +517,7 @@ class Flight:
 
     def _push(self, piece: Piece) -> None:
         self._pieces.append(piece)
-        self._buffered_bytes += len(piece.raw)
+        self._buffered_bytes += len(piece.raw) + _PIECE_BYTES
         if self._buffered_bytes > BUFFER_BYTES:
             if not self._is_overflown:
                 self._overflow()
@@ -541,7 +544,7 @@ class Flight:
 
     def _forget_pieces(self) -> None:
         while self._buffered_bytes > BUFFER_BYTES and len(self._pieces) > 1:
-            self._buffered_bytes -= len(self._pieces.popleft().raw)
+            self._buffered_bytes -= len(self._pieces.popleft().raw) + _PIECE_BYTES
             self._first += 1
         for listener in tuple(self.listeners):
             if listener.position < self._first and self._listens_to_pieces(listener):

@@ -125,7 +125,7 @@ def _inference() -> dict[str, Any]:
                 "operationId": "models",
                 "summary": "The models of all engines",
                 "security": [{"tenant": []}, {}],
-                "responses": {"200": _json({"type": "object"}), **_errors(401)},
+                "responses": {"200": _json({"type": "object"}), **_errors(401, 502, 503, 504)},
             }
         },
     }

@@ -1,6 +1,7 @@
 """Does what the controller decided."""
 
 import time
+from collections.abc import Iterator
 from typing import Final
 
 from preheat.core.controller import Controller
@@ -23,6 +24,7 @@ from preheat.transport.server import Exchange
 from preheat.wire import openai
 
 _ID_PREFIX: Final = {path: dialect.id_prefix for path, dialect in openai.DIALECTS.items()}
+_SLICE_BYTES: Final = 65_536
 _REJECTIONS: Final = {
     "only-if-cached": "no stored answer, and the request allows no other",
 }
@@ -77,13 +79,14 @@ class Proxy:
                 heads.whole_hit(name, label, age_s, ttl_s, date, id_prefix, created, answer.body)
             )
         elif ask.stream:
-            dialect = openai.DIALECTS[exchange.path]
-            exchange.reply(
-                heads.hit(name, label, age_s, ttl_s, heads.EVENTS),
-                openai.stream(
-                    answer, dialect, id_prefix + name, created, include_usage=ask.include_usage
-                ),
+            events = openai.events(
+                answer,
+                openai.DIALECTS[exchange.path],
+                id_prefix + name,
+                created,
+                include_usage=ask.include_usage,
             )
+            _replay(exchange, heads.hit(name, label, age_s, ttl_s, heads.EVENTS), events)
         else:
             exchange.reply(
                 heads.hit(name, label, age_s, ttl_s, heads.JSON),
@@ -232,6 +235,38 @@ class Proxy:
 
     def _on_bug(self, bug: Exception) -> None:
         log_bug(self._log, bug)
+
+
+def _replay(exchange: Exchange, head: bytes, events: Iterator[bytes]) -> None:
+    """A stored stream at the client's pace: a few events in one piece, many as they are taken.
+    What is kept at two bytes a token is told at two hundred."""
+    first = _take(events)
+    if len(first) < _SLICE_BYTES:
+        exchange.reply(head, first)
+        return
+
+    def go_on() -> None:
+        while exchange.is_writable and not exchange.is_done:
+            piece = _take(events)
+            if not piece:
+                exchange.on_writable = None
+                exchange.end()
+            exchange.write(piece)
+
+    exchange.begin(head)
+    exchange.write(first)
+    exchange.on_writable = go_on
+    go_on()
+
+
+def _take(events: Iterator[bytes]) -> bytes:
+    """The next events, up to about a slice."""
+    taken = bytearray()
+    for event in events:
+        taken += event
+        if len(taken) >= _SLICE_BYTES:
+            break
+    return bytes(taken)
 
 
 def log_bug(log: Log, bug: Exception) -> None:

@@ -92,12 +92,14 @@ class Relay:
             exchange.on_gone = exchange.on_writable = None
 
     async def _pass(self, exchange: Exchange, request_id: RequestId) -> None:
-        engine = self._upstreams.engine_for(model_of(exchange))
-        path = exchange.path.removeprefix(b"/v1")
+        model = model_of(exchange)
+        engine = self._upstreams.engine_for(model)
+        path, body = self._upstreams.named_for(exchange.path, exchange.body, model)
+        path = path.removeprefix(b"/v1")
         if exchange.query:
             path += b"?" + exchange.query
         headers = passed_request_headers(exchange.headers)
-        response = await engine.send(exchange.method, path, headers, exchange.body)
+        response = await engine.send(exchange.method, path, headers, body)
         try:
             lines = heads.forwarded(
                 "fwd=bypass; detail=bypass-path", request_id, engine.name, cached_tokens=None

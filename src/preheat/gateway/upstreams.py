@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import quote
 
 import msgspec
 
@@ -93,18 +94,34 @@ class Upstreams:
             return change_field(body, "stream_options", _with_usage), True
         return insert_field(body, "stream_options", _with_usage(b"{}")), True
 
+    def named_for(self, path: bytes, body: bytes, model: str) -> tuple[bytes, bytes]:
+        """Path and body of a request that is passed through, under the engine's own name for the
+        model."""
+        known = self.models.get(model)
+        if known is None or known.alias == model:
+            return path, body
+        if path.startswith(b"/v1/models/"):
+            return b"/v1/models/" + quote(known.alias).encode(), body
+        alias = msgspec.json.encode(known.alias)
+        return path, change_field(body, "model", lambda _: alias)
+
     def headers_for(
         self, headers: Mapping[bytes, bytes], engine: Engine
     ) -> list[tuple[bytes, bytes]]:
         """What goes upstream with a cacheable request: what the key holds, and what can't matter."""
         names = (*_PLAIN, *_KEYED, *self._forward_headers.get(engine.name, ()))
         sent = [(name, headers[name]) for name in dict.fromkeys(names) if name in headers]
-        return [*sent, (b"accept-encoding", b"identity"), (b"via", VIA)]
+        return [*sent, (b"accept-encoding", b"identity"), _via(headers)]
 
     @property
     def is_ready(self) -> bool:
         """Whether any engine takes requests."""
         return any(engine.is_ready for engine in self.engines.values())
+
+
+def _via(headers: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
+    came = headers.get(b"via")
+    return b"via", b"%b, %b" % (came, VIA) if came else VIA
 
 
 def _with_usage(options: bytes) -> bytes:
@@ -114,9 +131,7 @@ def _with_usage(options: bytes) -> bytes:
 def passed_request_headers(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
     """What goes upstream with a request that is passed through: all but what ends here."""
     dropped = _listed(headers.get(b"connection", b"")) | {b"via"}
-    via = headers.get(b"via")
-    sent = [(b"via", b"%b, %b" % (via, VIA) if via else VIA)]
-    return sent + [
+    return [_via(headers)] + [
         (name, value)
         for name, value in headers.items()
         if name not in _HOP_BY_HOP

@@ -179,6 +179,12 @@ class Client:
                 kind="tls",
             ) from error
         except (OSError, UnicodeError) as error:
+            if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}:
+                raise EngineError(
+                    "this gateway has no file descriptor left for a connection: raise its limit "
+                    "(ulimit -n), or lower listen.connections",
+                    kind="queue",
+                ) from error
             raise EngineError(
                 f"can't connect to {where} ({_describe(error)}): check that the engine runs and "
                 "that its url is right",

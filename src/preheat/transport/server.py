@@ -290,7 +290,7 @@ class Connection(asyncio.Protocol):
         self._headers: dict[bytes, bytes] = {}
         self._body = b""
         self._body_bytes = 0
-        self._pieces: list[bytes] | None = None
+        self._pieces: bytearray | None = None
         self._head_bytes = 0
         self._head_lines = 0
         self._has_two_hosts = False
@@ -432,7 +432,7 @@ class Connection(asyncio.Protocol):
         if self._is_refused or parser.should_upgrade():
             return
         if self._pieces is not None:
-            self._body = b"".join(self._pieces)
+            self._body = bytes(self._pieces)
             self._pieces = None
         version = parser.get_http_version()
         why_not = self._why_invalid(version)
@@ -652,9 +652,9 @@ class Connection(asyncio.Protocol):
 
     def _grow_body(self, piece: bytes) -> None:
         if self._pieces is None:
-            self._pieces = [self._body]
+            self._pieces = bytearray(self._body)
             self._body_bytes = len(self._body)
-        self._pieces.append(piece)
+        self._pieces += piece
         self._body_bytes += len(piece)
         if self._body_bytes > self.limits.body_bytes:
             self._refuse_body()

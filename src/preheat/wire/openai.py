@@ -117,13 +117,28 @@ def why_incomplete(body: Mapping[str, Any]) -> str:
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
         return "no-choices"
+    if body.get("error"):
+        return "error-event"
     for choice in choices:
         if not isinstance(choice, dict):
             return "no-choices"
         reason = choice.get("finish_reason")
         if not isinstance(reason, str) or reason not in COMPLETE_REASONS:
             return f"finish-{reason}" if reason in ("length", "content_filter") else "unfinished"
+        if not _is_well_formed(choice):
+            return "bad-form"
     return ""
+
+
+def _is_well_formed(choice: Mapping[str, Any]) -> bool:
+    """Whether this choice can be told in the other form."""
+    if "message" not in choice:
+        return isinstance(choice.get("text"), str)
+    message = choice["message"]
+    if not isinstance(message, dict):
+        return False
+    calls = message.get("tool_calls")
+    return calls is None or (isinstance(calls, list) and all(isinstance(c, dict) for c in calls))
 
 
 def answer_of(
@@ -276,17 +291,23 @@ def event(chunk: bytes, name: bytes, created: int) -> bytes:
     return b'data: {"id":"%b","created":%d,%b\n\n' % (name, created, chunk)
 
 
+def events(
+    answer: Answer, dialect: Dialect, name: bytes, created: int, *, include_usage: bool
+) -> Iterator[bytes]:
+    """The whole answer as a stream of events, one at a time."""
+    for chunk in chunks(answer, dialect):
+        yield event(chunk, name, created)
+    tail = usage_chunk(answer, dialect) if include_usage else b""
+    if tail:
+        yield event(tail, name, created)
+    yield b"data: [DONE]\n\n"
+
+
 def stream(
     answer: Answer, dialect: Dialect, name: bytes, created: int, *, include_usage: bool
 ) -> bytes:
-    """The whole answer as a stream of events."""
-    events = [event(chunk, name, created) for chunk in chunks(answer, dialect)]
-    if include_usage:
-        tail = usage_chunk(answer, dialect)
-        if tail:
-            events.append(event(tail, name, created))
-    events.append(b"data: [DONE]\n\n")
-    return b"".join(events)
+    """The same in one piece."""
+    return b"".join(events(answer, dialect, name, created, include_usage=include_usage))
 
 
 def _recorded(body: dict[str, Any], cuts: bytes, dialect: Dialect) -> Iterator[bytes]:
@@ -446,7 +467,11 @@ def _extend(into: list[Any], values: list[Any]) -> None:
         if isinstance(index, int):
             if len(into) >= _MOST_INDEXED:
                 raise ValueError("too many parts with an index")
-            same = next((v for v in into if isinstance(v, dict) and v.get("index") == index), None)
+            same = into[index] if 0 <= index < len(into) else None
+            if not isinstance(same, dict) or same.get("index") != index:
+                same = next(
+                    (v for v in into if isinstance(v, dict) and v.get("index") == index), None
+                )
             if same is None:
                 into.append({})
                 same = into[-1]

@@ -85,7 +85,7 @@ class Controller:
         record = ask.record
         if record is None or not record.is_current:
             record = ask.record = self._find(key)
-        if record is not None and record.check == ask.check:
+        if record is not None and (record.check is ask.check or record.check == ask.check):
             hit: Hit = record.hit
             if now - hit.stored_at < hit.ttl_s:
                 return self._use(record, now)

@@ -18,6 +18,7 @@ ENTRY_OVERHEAD_BYTES: Final = 1_400
 dicts, the order and the expiry heap, its memo (measured: docs/measured.md, "memory of an entry")."""
 
 _INVALIDATIONS: Final = 1_000
+_SETTLED_AT_ONCE: Final = 512
 
 
 class Record(msgspec.Struct, gc=False):
@@ -121,6 +122,8 @@ class Inventory:
         """The decision that serves this entry once more."""
         if not record.uses:
             self._used.append(record)
+            if len(self._used) >= _SETTLED_AT_ONCE:
+                self.settle(now)  # so that no single settling holds everybody up
         record.uses += 1
         if self._touch is not None:
             self._touch(record.hit.key, now)

@@ -727,3 +727,15 @@ def test_nobody_who_asks_after_an_invalidation_joins_what_was_asked_before() -> 
     assert isinstance(desk.controller.on_request(after, 3.0), Forward)
     assert desk.controller.on_outcome(outcome_of(before, 0.0), "x", 4.0) == Drop("invalidated")
     assert isinstance(desk.controller.on_outcome(outcome_of(after, 3.0), "x", 5.0), Keep)
+
+
+def test_every_hit_is_booked_however_many_entries_are_hit() -> None:
+    desk = Desk(budget_bytes=10**9, budget_entries=2_000)
+    for number in range(1_500):
+        desk.forward(request_for(number), 0.0)
+    for _ in range(3):
+        for number in range(1_500):
+            assert isinstance(desk.controller.on_request(request_for(number), 1.0), Hit)
+    accounts = dict(desk.ledger.accounts())
+    assert accounts["local", "m1", "exact", "exact"].requests == 4_500
+    assert desk.ledger.total().residual == 0

@@ -120,11 +120,13 @@ class Inventory:
 
     def use(self, record: Record, now: float) -> Hit:
         """The decision that serves this entry once more."""
-        if not record.uses:
+        if record.uses:
+            record.uses += 1
+        else:
+            record.uses = 1
             self._used.append(record)
             if len(self._used) >= _SETTLED_AT_ONCE:
                 self.settle(now)  # so that no single settling holds everybody up
-        record.uses += 1
         if self._touch is not None:
             self._touch(record.hit.key, now)
         return record.hit

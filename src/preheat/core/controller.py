@@ -30,6 +30,7 @@ from preheat.core.types import (
 
 MAX_VARIANTS: Final = 64
 _MOST_TAGS: Final = 64
+_PORTION: Final = 512
 
 
 class Freshness(msgspec.Struct, frozen=True):
@@ -138,12 +139,13 @@ class Controller:
         )
         self._end_flight(request)
 
-    def on_tick(self, now: float) -> tuple[Key, ...]:
-        """Once a second: uses are booked, and entries past their life removed."""
-        self._inventory.settle(now)
-        expired = self._inventory.expire(now)
+    def on_tick(self, now: float) -> bool:
+        """Once a second: uses are booked, and entries past their life removed. Whether there is
+        more to do at once: a tick takes a portion, so that it holds nobody up."""
+        has_more = self._inventory.settle(now, _PORTION)
+        expired = self._inventory.expire(now, _PORTION)
         self._counters.expired += len(expired)
-        return expired
+        return has_more or len(expired) == _PORTION
 
     def on_invalidate(self, what: Invalidation, now: float, *, dry_run: bool) -> Removed:
         """Forget entries, and what is being computed for them. A dry run only counts."""

@@ -18,7 +18,6 @@ ENTRY_OVERHEAD_BYTES: Final = 1_400
 dicts, the order and the expiry heap, its memo (measured: docs/measured.md, "memory of an entry")."""
 
 _INVALIDATIONS: Final = 1_000
-_SETTLED_AT_ONCE: Final = 512
 
 
 class Record(msgspec.Struct, gc=False):
@@ -125,21 +124,21 @@ class Inventory:
         else:
             record.uses = 1
             self._used.append(record)
-            if len(self._used) >= _SETTLED_AT_ONCE:
-                self.settle(now)  # so that no single settling holds everybody up
         if self._touch is not None:
             self._touch(record.hit.key, now)
         return record.hit
 
-    def settle(self, now: float) -> None:
-        """Book the uses since the last time and tell the eviction policy."""
-        used = tuple(self._used)
-        self._used.clear()
+    def settle(self, now: float, at_most: int | None = None) -> bool:
+        """Book the uses since the last time and tell the eviction policy; at most so many entries'
+        at once. Whether any are left."""
+        used = self._used[:at_most]
+        del self._used[:at_most]
         for record in used:
             record.account.save(record.share, record.uses)
             record.uses = 0
             if record.is_current and self._touch is None:
                 self._eviction.touch(record.hit.key, now)
+        return bool(self._used)
 
     def remove(self, key: Key, reason: str) -> None:
         """The entry is gone, for this reason."""

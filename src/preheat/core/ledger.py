@@ -78,14 +78,17 @@ class Account(msgspec.Struct, gc=False):
     def save(self, share: "Share", times: int = 1) -> None:
         """An answer was had without an engine."""
         self.requests += times
-        self.unpriced += share.unpriced * times
+        self.saved_by_us_ns += share.saved_by_us_ns * times
+        if share.unpriced:
+            self.unpriced += times
+            return
         self.input_tokens += share.input_tokens * times
         self.output_tokens += share.output_tokens * times
-        self.cached_tokens += share.cached_tokens * times
         self.saved_by_us += share.saved_by_us * times
-        self.saved_by_provider += share.saved_by_provider * times
         self.price_without_us += share.price_without_us * times
-        self.saved_by_us_ns += share.saved_by_us_ns * times
+        if share.cached_tokens:
+            self.cached_tokens += share.cached_tokens * times
+            self.saved_by_provider += share.saved_by_provider * times
 
     def add(self, other: "Account") -> None:
         """Add the other account's sums to these."""

@@ -175,7 +175,7 @@ class EngineChild:
         self._running, self._api_key = running, api_key
         self._starts += 1
         took_s = asyncio.get_running_loop().time() - began_at
-        ready: dict[str, object] = {"pid": running.pid, "took_s": took_s}
+        ready: dict[str, object] = {"pid": running.pid, "took_s": round(took_s, 3)}
         self._on_event("engine-ready", ready | {"restarts": self.restarts})
         return running
 

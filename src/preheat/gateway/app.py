@@ -176,6 +176,7 @@ class Gateway:
         while True:
             await asyncio.sleep(_TICK_S)
             try:
-                self._controller.on_tick(self._clock())
+                while self._controller.on_tick(self._clock()):
+                    await asyncio.sleep(0)  # noqa: ASYNC110  gives way between portions
             except Exception as bug:  # noqa: BLE001  a tick that fails mustn't be the last one
                 self._on_bug(bug)

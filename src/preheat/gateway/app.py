@@ -176,7 +176,7 @@ class Gateway:
         while True:
             await asyncio.sleep(_TICK_S)
             try:
-                while self._controller.on_tick(self._clock()):
-                    await asyncio.sleep(0)  # noqa: ASYNC110  gives way between portions
+                while self._controller.on_tick(self._clock()):  # noqa: ASYNC110  gives way between portions
+                    await asyncio.sleep(0)
             except Exception as bug:  # noqa: BLE001  a tick that fails mustn't be the last one
                 self._on_bug(bug)

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from preheat.errors import EngineError
 from preheat.transport.client import Client, Response, Timeouts
@@ -1385,3 +1386,27 @@ async def test_a_handshake_that_hangs_is_a_connect_timeout() -> None:
             error = await failure_of(client)
             assert error.kind == "timeout-connect"
             assert "connect_s" in str(error)
+
+
+@pytest.mark.parametrize("loop_of", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_request_cancelled_while_it_connects_leaves_no_connection(
+    loop_of: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def cancel_at_every_moment() -> int:
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        client = Client(f"http://127.0.0.1:{port}")
+        for turns in list(range(12)) * 40:
+            asking = asyncio.ensure_future(client.request(b"GET", b"/", [], b""))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        await asyncio.sleep(0.2)
+        left = len(client._pool._open)
+        await client.aclose()
+        server.close()
+        return left
+
+    with asyncio.Runner(loop_factory=loop_of) as runner:
+        assert runner.run(cancel_at_every_moment()) == 0

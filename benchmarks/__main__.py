@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from benchmarks import entry_memory, hit_path, soak, stampede
+from benchmarks import crash, entry_memory, hit_path, miss_path, soak, stampede
 from benchmarks.report import BenchmarkError, Progress, Result, figures_table, machine
 
 
@@ -28,8 +28,10 @@ class Benchmark(Protocol):
 
 
 BENCHMARKS: dict[str, Benchmark] = {
+    "crash": crash,
     "entry_memory": entry_memory,
     "hit_path": hit_path,
+    "miss_path": miss_path,
     "soak": soak,
     "stampede": stampede,
 }

@@ -1,7 +1,8 @@
 """What a cache hit costs, beside nginx answering from a constant and LiteLLM answering a hit.
 
 The figures are CPU time (user and system, of the process and its children) per request, not wall
-time. On a machine that others use too, wall time measures the others: the 99th percentile of nginx
+time, with all processes of the gateway in it (supervisor, workers, the log's), L2 and the log on.
+On a machine that others use too, wall time measures the others: the 99th percentile of nginx
 itself moves from 2 to 20 ms there. CPU time hardly moves, and a million divided by it is what one
 core can carry. Both servers are pinned to the same core in turn, wrk to the other; short blocks of
 each alternate within one run, so that what drifts (caches, memory bandwidth) drifts for both.
@@ -41,7 +42,7 @@ from benchmarks import chat, servers, workload
 from benchmarks.process import Cores, Server, on_core, two_cores
 from benchmarks.rawhttp import Connection, Reply, post
 from benchmarks.report import BenchmarkError, Progress, Result, first_line, median
-from benchmarks.servers import Engine, Gateway
+from benchmarks.servers import Engine, Gateway, Layout
 from benchmarks.workload import Workload
 from benchmarks.wrk import Load, Script, wrk_version
 
@@ -94,6 +95,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chats", type=int, default=10_000, help="distinct chats (10,000)")
     parser.add_argument("--draws", type=int, default=40_000, help="Zipf draws replayed (40,000)")
     parser.add_argument("--litellm", metavar="PATH", help=LITELLM_HELP)
+    Layout.add_options(parser, log=True)
 
 
 def tools() -> dict[str, list[str]]:
@@ -107,7 +109,9 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
         folder = Path(name)
         with (
             servers.fake_engine(folder, core=cores.client) as engine,
-            servers.gateway(folder, {"m1": engine}, core=cores.server) as gateway,
+            servers.gateway(
+                folder, {"m1": engine}, core=cores.server, layout=Layout.of(options)
+            ) as gateway,
         ):
             engine.answer_with({"content": CONTENT, "delay_s": 0.0})
             bench = HitPath(options, progress, folder, cores, engine, gateway)

@@ -111,20 +111,40 @@ class Server:
         if not self.is_running():
             raise BenchmarkError(f"{self.name} ended with {self._popen.returncode}")
 
+    def kill(self) -> None:
+        """SIGKILL for the process itself, as the kernel's out-of-memory killer does it."""
+        self._popen.kill()
+        self._popen.wait()
+
     def stop(self) -> None:
         """SIGTERM, then SIGKILL for it and for what it left behind; only ids of its own."""
         pids = self.pids()
-        started = {pid: _started_at(pid) for pid in pids}
+        started = start_times(pids)
         if self.is_running():
             self._popen.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(STOP_WITHIN_S)
-        for pid in pids:
-            # The start time tells a left-over child from a stranger who got its number.
-            if started[pid] is not None and _started_at(pid) == started[pid]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        for pid in still_running(started):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._popen.wait()
+
+
+class Others:
+    """What everybody else on the machine uses, from now on."""
+
+    def __init__(self, servers: Sequence[Server]) -> None:
+        self._servers = servers
+        self._since = time.monotonic()
+        self._machine_s, self._own_s = _machine_cpu_s(), self._own()
+
+    def share(self) -> float:
+        """Of one core: all that was used since, less what these servers and we ourselves used."""
+        others_s = _machine_cpu_s() - self._machine_s - (self._own() - self._own_s)
+        return max(0.0, others_s / (time.monotonic() - self._since))
+
+    def _own(self) -> float:
+        return time.process_time() + sum(server.cpu_s() for server in self._servers)
 
 
 @contextlib.contextmanager
@@ -184,6 +204,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def still_running(started: Mapping[int, str | None]) -> list[int]:
+    """Which of these processes, noted by `start_times`, there still are."""
+    return [pid for pid, at in started.items() if at is not None and _started_at(pid) == at]
+
+
+def start_times(pids: Sequence[int]) -> dict[int, str | None]:
+    """Tells a process from a stranger who got its number later."""
+    return {pid: _started_at(pid) for pid in pids}
+
+
 def _children(pid: int) -> list[int]:
     children: list[int] = []
     with contextlib.suppress(OSError):
@@ -204,6 +234,13 @@ def _stat(pid: int) -> list[str]:
 def _cpu_s(pid: int) -> float:
     fields = _stat(pid)
     return sum(int(ticks) for ticks in fields[11:15]) / TICKS_PER_S  # utime stime cutime cstime
+
+
+def _machine_cpu_s() -> float:
+    """Busy time of all cores, time stolen by the host included."""
+    fields = Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(field) for field in fields)
+    return (user + nice + system + irq + softirq + steal) / TICKS_PER_S
 
 
 def _started_at(pid: int) -> str | None:

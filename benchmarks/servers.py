@@ -1,7 +1,8 @@
-"""The parties of a benchmark, started as a user would: gateway, fake engine, nginx, LiteLLM."""
+"""The parties of a benchmark, started as a user would: gateway, fake engine, nginx, others."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import http.client
 import json
@@ -12,7 +13,9 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import msgspec
 
 from benchmarks.process import Server, free_port, running
 from benchmarks.rawhttp import HOST
@@ -23,12 +26,37 @@ ECHO = "echo: "
 ADMIN_WITHIN_S = 30.0
 
 
+class Layout(msgspec.Struct, frozen=True):
+    """How the gateway is set up where that isn't by its defaults."""
+
+    workers: int = 1
+    has_l2: bool = True
+    has_log: bool = False
+    l1_bytes: int | None = None
+    l1_entries: int | None = None
+    l2_bytes: int | None = None
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser, *, workers: int = 1, log: bool) -> None:
+        flag = argparse.BooleanOptionalAction
+        parser.add_argument(
+            "--workers", type=int, default=workers, help=f"processes of the gateway ({workers})"
+        )
+        parser.add_argument("--l2", action=flag, default=True, help="LMDB in the run's folder")
+        parser.add_argument("--log", action=flag, default=log, help="the request log")
+
+    @classmethod
+    def of(cls, options: argparse.Namespace, **others: int) -> Self:
+        return cls(workers=options.workers, has_l2=options.l2, has_log=options.log, **others)
+
+
 class Engine:
     """The fake engine: says what it is told, and counts what it was asked."""
 
-    def __init__(self, name: str, port: int) -> None:
+    def __init__(self, name: str, port: int, server: Server) -> None:
         self.name = name
         self.port = port
+        self.server = server
 
     def answer_with(self, default: str | Mapping[str, object]) -> None:
         """Every answer from now on; `echo` gives the last message back, behind `ECHO`."""
@@ -53,12 +81,20 @@ class Gateway:
     def ledger(self) -> dict[str, Any]:
         return _json("GET", self.port, "/preheat/v1/ledger")
 
+    def workers(self) -> list[dict[str, Any]]:
+        return list(_json("GET", self.port, "/preheat/v1/workers")["workers"])
+
 
 @contextlib.contextmanager
-def fake_engine(folder: Path, *, core: int | None, name: str = "main") -> Iterator[Engine]:
+def fake_engine(
+    folder: Path, *, core: int | None, name: str = "main", is_bare: bool = False
+) -> Iterator[Engine]:
+    """Bare, it has no KV cache and keeps no requests: as cheap as it can be."""
     command = [sys.executable, "-m", "preheat.engines.fake", "--listen", f"{HOST}:0"]
+    if is_bare:
+        command += ["--capacity-blocks", "0", "--logged", "0"]
     with running(f"engine-{name}", command, folder=folder, core=core) as server:
-        yield Engine(name, server.wait_for_port())
+        yield Engine(name, server.wait_for_port(), server)
 
 
 @contextlib.contextmanager
@@ -67,24 +103,30 @@ def gateway(
     models: Mapping[str, Engine],
     *,
     core: int | None,
-    l1_bytes: int | None = None,
-    l1_entries: int | None = None,
+    layout: Layout | None = None,
+    before: Gateway | None = None,
 ) -> Iterator[Gateway]:
-    """A gateway before the engine of each model; defaults, but for prices and tenants."""
-    keys = [f"bench-{secrets.token_hex(12)}" for _ in range(TENANTS)]
+    """A gateway before the engine of each model; defaults, but for prices and tenants.
+
+    `before` is the one that ran in this folder before: it comes back under its port and keys.
+    """
+    keys = before.keys if before else [f"bench-{secrets.token_hex(12)}" for _ in range(TENANTS)]
     env = {f"BENCH_KEY_{i}": key for i, key in enumerate(keys)}
     env["XDG_CACHE_HOME"] = str(folder / "cache")  # what it keeps goes with the folder
     file = folder / "preheat.toml"
-    file.write_text(_config(models, l1_bytes, l1_entries))
-    settings = _effective_settings(file, env)
+    layout = layout or Layout(has_l2=False)
+    file.write_text(_config(models, layout, folder, before.port if before else 0))
+    settings = before.settings if before else _effective_settings(file, env)
     command = [sys.executable, "-m", "preheat", "serve", "--config", str(file)]
+    if layout.workers > 1:
+        command += ["--workers", str(layout.workers)]
     with running("gateway", command, folder=folder, core=core, env=env) as server:
         yield Gateway(server, server.wait_for_port(), keys, settings)
 
 
-def _config(models: Mapping[str, Engine], l1_bytes: int | None, l1_entries: int | None) -> str:
+def _config(models: Mapping[str, Engine], layout: Layout, folder: Path, port: int) -> str:
     """Round prices: one input token costs a millionth, so each sum is exact in picodollars."""
-    lines = ["[listen]", f'address = "{HOST}:0"']
+    lines = ["[listen]", f'address = "{HOST}:{port}"']
     for engine in dict.fromkeys(models.values()):
         lines += [f"[engines.{engine.name}]", 'kind = "openai"']
         lines += [f'url = "http://{HOST}:{engine.port}/v1"']
@@ -93,8 +135,13 @@ def _config(models: Mapping[str, Engine], l1_bytes: int | None, l1_entries: int 
         lines += ["input = 1.0", "cached_input = 0.5", "output = 2.0"]
     for i in range(TENANTS):
         lines += [f"[tenants.t{i}]", f'api_key_env = "BENCH_KEY_{i}"']
-    if l1_bytes is not None and l1_entries is not None:
-        lines += ["[l1]", f"bytes = {l1_bytes}", f"entries = {l1_entries}"]
+    if layout.l1_bytes is not None and layout.l1_entries is not None:
+        lines += ["[l1]", f"bytes = {layout.l1_bytes}", f"entries = {layout.l1_entries}"]
+    lines += ["[l2]", f'kind = "{"lmdb" if layout.has_l2 else "off"}"', f'path = "{folder / "l2"}"']
+    if layout.l2_bytes is not None:
+        lines += [f"bytes = {layout.l2_bytes}"]
+    if layout.has_log:
+        lines += ["[log]", "enabled = true", f'path = "{folder / "log"}"']
     return "\n".join(lines) + "\n"
 
 
@@ -201,6 +248,21 @@ def litellm(
     env["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"  # else it won't start
     with running("litellm", command, folder=folder, core=core, env=env) as server:
         server.wait_for_connect(port, within_s=180)
+        yield server, port
+
+
+@contextlib.contextmanager
+def vllm_router(
+    folder: Path, engine: Engine, *, executable: str, policy: str, core: int | None
+) -> Iterator[tuple[Server, int]]:
+    """vLLM's router (Rust) before one worker; quiet, because each line of a log costs."""
+    port = free_port()
+    command = [executable, "--host", HOST, "--port", str(port), "--policy", policy]
+    command += ["--worker-urls", f"http://{HOST}:{engine.port}"]
+    command += ["--worker-startup-check-interval", "1", "--log-level", "warning"]
+    command += ["--prometheus-port", str(free_port())]
+    with running(f"vllm-router-{policy}", command, folder=folder, core=core) as server:
+        server.wait_for_connect(port, within_s=60)
         yield server, port
 
 

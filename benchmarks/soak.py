@@ -5,8 +5,8 @@ come from clients that leave (in the request, before the answer, in the answer),
 (broken JSON, wrong types, bad headers, deep nesting, broken UTF-8, smuggling). The engine echoes,
 so that each good client knows the answer it is owed.
 
-L1 gets a small budget here, so that it is full early and stays so. Memory, open files and L1's
-bytes are read at intervals. `rss_slope_mb_per_100k` is the least-squares slope over the samples
+L1 and L2 get small budgets here, so that they are full early and stay so. Memory and open files of
+all the gateway's processes, and the bytes of L1 (of all workers) and L2, are read at intervals. `rss_slope_mb_per_100k` is the least-squares slope over the samples
 after the first third of the run, when caches, pools and the allocator's arenas are full: what still
 grows then, grows for ever. `fd_growth` compares the open files after a warm-up, with all clients
 gone, with those at the end, with all clients gone.
@@ -32,13 +32,14 @@ import uvloop
 from benchmarks import bad_input, servers, traffic
 from benchmarks.process import on_core, two_cores
 from benchmarks.report import Progress, Result, slope
-from benchmarks.servers import Gateway
+from benchmarks.servers import Gateway, Layout
 from benchmarks.traffic import Client, Prompts, Tally
 
 SEED = 1
 CONCURRENCY = 32
 L1_BYTES = 16 * 1024 * 1024
 L1_ENTRIES = 5_000
+L2_BYTES = 64 * 1024 * 1024
 SETTLED_WITHIN_S = 20.0
 MB = 1e6
 AMOUNTS = ("requests", "paid", "saved_by_us", "saved_by_provider")
@@ -54,12 +55,14 @@ class Sample(msgspec.Struct, frozen=True):
     l1_bytes: int
     l1_entries: int
     over_budget_bytes: int
+    l2_over_budget_bytes: int
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=300_000, help="in all (300,000)")
     parser.add_argument("--sample-every", type=int, default=10_000, help="requests (10,000)")
     parser.add_argument("--warm-up", type=int, default=5_000, help="requests before all (5,000)")
+    Layout.add_options(parser, workers=2, log=False)
 
 
 def tools() -> dict[str, list[str]]:
@@ -78,14 +81,15 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
                 folder,
                 {traffic.MODEL: engine, traffic.LEAVING_MODEL: slow, bad_input.MODEL: slow},
                 core=cores.server,
-                l1_bytes=L1_BYTES,
-                l1_entries=L1_ENTRIES,
+                layout=Layout.of(
+                    options, l1_bytes=L1_BYTES, l1_entries=L1_ENTRIES, l2_bytes=L2_BYTES
+                ),
             ) as gateway,
             on_core(cores.client),
         ):
             engine.answer_with("echo")
             slow.answer_with(traffic.SLOW_REPLY)
-            soak = Soak(gateway, progress, options.sample_every)
+            soak = Soak(gateway, progress, options.sample_every, options.workers)
             figures = uvloop.run(soak.run(warm_up=options.warm_up, requests=options.requests))
             return Result(figures, {"preheat": gateway.settings})
 
@@ -93,8 +97,11 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
 class Soak:
     """The run: the same clients all the time, and what is read meanwhile."""
 
-    def __init__(self, gateway: Gateway, progress: Progress, sample_every: int) -> None:
+    def __init__(
+        self, gateway: Gateway, progress: Progress, sample_every: int, workers: int
+    ) -> None:
         self._gateway = gateway
+        self._workers = workers
         self._progress = progress
         self._sample_every = sample_every
         self._rng = random.Random(SEED)
@@ -147,7 +154,8 @@ class Soak:
         return iter(self._rng.choices(names, shares, k=requests))
 
     async def _sample(self, requests: int) -> Sample:
-        l1 = (await asyncio.to_thread(self._gateway.stats))["l1"]
+        stats = await asyncio.to_thread(self._gateway.stats)
+        l1, l2 = stats["l1"], {"bytes": 0, "budget_bytes": 0} | stats["l2"]
         memory = self._gateway.server.memory()
         sample = Sample(
             requests=requests,
@@ -157,10 +165,12 @@ class Soak:
             l1_bytes=l1["bytes"],
             l1_entries=l1["entries"],
             over_budget_bytes=max(0, l1["bytes"] - l1["budget_bytes"]),
+            l2_over_budget_bytes=max(0, l2["bytes"] - l2["budget_bytes"]),
         )
         self._progress.say(
             f"{requests:,} requests: {sample.resident_bytes / MB:.1f} MB resident, "
-            f"{sample.open_fds} open files, L1 {sample.l1_bytes:,} bytes, {sample.l1_entries:,}"
+            f"{sample.open_fds} open files, L1 {sample.l1_bytes:,} bytes, {sample.l1_entries:,}, "
+            f"L2 {l2['bytes']:,}"
         )
         return sample
 
@@ -205,10 +215,12 @@ class Soak:
         settled = [s for s in samples if s.requests > samples[-1].requests / 3] if samples else []
         resident = [(s.requests / 100_000, s.resident_bytes / MB) for s in settled]
         anonymous = [(s.requests / 100_000, s.anonymous_bytes / MB) for s in settled]
+        l1_bytes, l1_entries = L1_BYTES * self._workers, L1_ENTRIES * self._workers
         return {
             "l1_over_budget_bytes": max((s.over_budget_bytes for s in samples), default=0),
-            "l1_full_share": max((s.l1_bytes for s in samples), default=0) / L1_BYTES,
-            "l1_full_share_entries": max((s.l1_entries for s in samples), default=0) / L1_ENTRIES,
+            "l1_full_share": max((s.l1_bytes for s in samples), default=0) / l1_bytes,
+            "l1_full_share_entries": max((s.l1_entries for s in samples), default=0) / l1_entries,
+            "l2_over_budget_bytes": max((s.l2_over_budget_bytes for s in samples), default=0),
             "rss_slope_mb_per_100k": slope(resident),
             "rss_slope_mb_per_100k_anonymous": slope(anonymous),
             "rss_mb_max": max((s.resident_bytes for s in samples), default=0) / MB,

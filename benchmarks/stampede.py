@@ -3,7 +3,9 @@
 Three bursts of equal greedy requests (all streaming, none streaming, mixed) must cost one engine
 call each; a burst of equal sampled requests must cost one call a request, since each client is
 owed a draw of its own. Every socket is connected before the burst, and the engine answers after a
-delay that is longer than the burst, so that no request comes late enough to be a plain hit.
+delay that is longer than the burst, so that no request comes late enough to be a plain hit. With
+several workers (`--workers`) the kernel spreads the clients over them, and one call is still all
+that may be made.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from benchmarks import chat, servers
 from benchmarks.process import on_core, two_cores
 from benchmarks.rawhttp import Connection, Reply, post
 from benchmarks.report import Progress, Result
-from benchmarks.servers import Engine, Gateway
+from benchmarks.servers import Engine, Gateway, Layout
 
 CONTENT = "One answer for all who asked at once."
 WITHIN_S = 15.0
@@ -50,6 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", type=int, default=100, help="equal requests at once (100)")
     parser.add_argument("--rounds", type=int, default=3, help="bursts of each form (3)")
     parser.add_argument("--delay-s", type=float, default=0.5, help="before the answer (0.5)")
+    Layout.add_options(parser, log=False)
 
 
 def tools() -> dict[str, list[str]]:
@@ -65,7 +68,9 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
         folder = Path(name)
         with (
             servers.fake_engine(folder, core=cores.client) as engine,
-            servers.gateway(folder, {"m1": engine}, core=cores.server) as gateway,
+            servers.gateway(
+                folder, {"m1": engine}, core=cores.server, layout=Layout.of(options)
+            ) as gateway,
             on_core(cores.client),
         ):
             engine.answer_with({"content": CONTENT, "delay_s": options.delay_s})

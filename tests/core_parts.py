@@ -1,12 +1,15 @@
 """Parts of the core as tests want them: keys, requests, and a controller with its books."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from typing import Any
 
+from msgspec import structs
+
 from preheat.core import admission, eviction
-from preheat.core.controller import Controller, Freshness
+from preheat.core.controller import Controller
+from preheat.core.freshness import Freshness
 from preheat.core.inventory import Inventory, Record
 from preheat.core.ledger import Account, Ledger, Price, Share
 from preheat.core.stats import Counters
@@ -15,10 +18,14 @@ from preheat.core.types import (
     Ask,
     Check,
     Effects,
+    Entry,
+    Epoch,
     Forward,
     Hit,
+    Invalidation,
     Key,
     Outcome,
+    Removed,
     Request,
     RequestId,
     Usage,
@@ -72,7 +79,8 @@ def outcome_of(request: Request, at: float, **fields: Any) -> Outcome:
 
 def hit_of(name: object, stored_at: float = 0.0, expires_at: float = 1_000.0) -> Hit:
     key = key_of(name)
-    return Hit(key, key.hex().encode(), stored_at, expires_at - stored_at, None)
+    life_s = expires_at - stored_at
+    return Hit(key, key.hex().encode(), stored_at, life_s, None, life_s)
 
 
 def record_of(
@@ -88,8 +96,44 @@ def record_of(
             "namespace": "",
             "model": "m1",
             "tags": (),
+            "epoch": Epoch(),
             "account": Account(),
             "share": Share(0, 0, 0, 0, 0, 0, 0, 0),
+            **fields,
+        }
+    )
+
+
+def sum_of(portions: Iterable[Removed]) -> Removed:
+    """All that a sweep removed."""
+    keys: tuple[Key, ...] = ()
+    size_bytes = 0
+    for removed in portions:
+        keys += removed.keys
+        size_bytes += removed.size_bytes
+    return Removed(keys, size_bytes)
+
+
+def entry_of(
+    name: object, *, stored_at: float = 0.0, ttl_s: float = 1_000.0, **fields: Any
+) -> Entry:
+    """What L2 may have under a name."""
+    return Entry(
+        **{
+            "key": key_of(name),
+            "check": check_of(name),
+            "tenant": "local",
+            "namespace": "",
+            "model": "m1",
+            "tags": (),
+            "epoch": Epoch(),
+            "asked_at": stored_at,
+            "stored_at": stored_at,
+            "ttl_s": ttl_s,
+            "service_s": 2.5,
+            "usage": USAGE,
+            "size_bytes": 500,
+            "answer": f"answer {name}",
             **fields,
         }
     )
@@ -111,7 +155,9 @@ class Desk:
         evict: str = "sieve",
         admit: str = "always",
         prices: Mapping[str, Price] = PRICES,
+        has_l2: bool = False,
     ) -> None:
+        general = structs.replace(freshness or Freshness(), stale_s=stale_s)
         self._ledger = Ledger(prices)
         self.counters = Counters()
         self.inventory = Inventory(
@@ -119,16 +165,19 @@ class Desk:
             admission.POLICIES[admit](),
             budget_bytes=budget_bytes,
             budget_entries=budget_entries,
-            stale_s=stale_s,
         )
         self.drawn = draw
         self.controller = Controller(
             self.inventory,
             self._ledger,
             self.counters,
-            freshness=freshness or Freshness(),
-            namespaces=namespaces or {},
+            freshness=general,
+            namespaces={
+                name: structs.replace(one, stale_s=stale_s)
+                for name, one in (namespaces or {}).items()
+            },
             entry_bytes=entry_bytes,
+            has_l2=has_l2,
             draw=lambda: self.drawn,
         )
 
@@ -138,10 +187,17 @@ class Desk:
         self.inventory.settle(0.0)
         return self._ledger
 
+    def invalidate(self, what: Invalidation, *, dry_run: bool = False) -> Removed:
+        """Forget it as the driver does: at once for what is under way, then sweep."""
+        if not dry_run:
+            self.controller.on_invalidate(what, self.controller.epoch.number + 1)
+        return sum_of(self.controller.sweep(what, dry_run=dry_run))
+
     def forward(self, request: Request, now: float, **outcome: Any) -> Effects:
         """The whole way of a request that an engine answers, to the effects of its answer."""
         decision = self.controller.on_request(request, now)
         assert isinstance(decision, Forward), decision
+        outcome.setdefault("epoch", self.controller.epoch)
         return self.controller.on_outcome(outcome_of(request, now, **outcome), decision.reason, now)
 
     def reason(self, request: Request, now: float) -> str:

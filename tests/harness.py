@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -200,7 +201,16 @@ class Gateway(Process):
             path = folder / "preheat.toml"
             path.write_text(toml)
             options += ["--config", str(path)]
-        super().__init__(*launcher, "serve", *options, environment=environment)
+        # What it keeps is its own, unless the test says where: other tests' answers aren't its.
+        self._home = tempfile.TemporaryDirectory(prefix="gateway-", ignore_cleanup_errors=True)
+        own = {"XDG_CACHE_HOME": self._home.name, "XDG_STATE_HOME": self._home.name}
+        super().__init__(*launcher, "serve", *options, environment={**own, **(environment or {})})
+
+    def stop(self, within_s: float = 10.0) -> int:
+        try:
+            return super().stop(within_s)
+        finally:
+            self._home.cleanup()
 
     @classmethod
     @contextlib.contextmanager

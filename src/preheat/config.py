@@ -46,6 +46,12 @@ _ENDPOINTS: Final = ("/chat/completions", "/completions", "/responses", "/embedd
 _OF_EMBEDDED: Final = ("model", "threads", "ctx_tokens", "slots", "batch_tokens", "cache_ram_mib")
 _OF_OPENAI: Final = (
     "url",
+    "urls",
+    "http2",
+    "retries",
+    "retry_ratio",
+    "health_path",
+    "health_s",
     "api_key_env",
     "max_connections",
     "breaker_failures",
@@ -104,6 +110,10 @@ class Listen(_Section, frozen=True):
     drain_s: Annotated[
         float, Meta(ge=0, description="On SIGTERM, requests under way get this long to end.")
     ] = 30.0
+    workers: Annotated[
+        int,
+        Meta(ge=1, le=256, description="Processes that answer; each has an L1, all share L2."),
+    ] = 1
 
 
 class Exact(_Section, frozen=True):
@@ -117,6 +127,35 @@ class Exact(_Section, frozen=True):
         float,
         Meta(ge=0, description="Expired answers are kept this long for requests with max-stale."),
     ] = 0.0
+    stale_while_revalidate_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="An answer expired for less than this is still served, while a new one is asked for.",
+        ),
+    ] = 0.0
+    stale_if_error_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="An answer expired for less than this is served where the engine gives none.",
+        ),
+    ] = 0.0
+    early_refresh: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=100,
+            description="XFetch's beta: a popular answer is asked for anew shortly before it expires, the sooner the longer it takes; 1 is the usual value, 0 turns it off.",
+        ),
+    ] = 0.0
+    negative_ttl_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="How long an engine's 400, 404 or 422 is served to equal requests; 0: never.",
+        ),
+    ] = 0.0
     sampled: Annotated[
         str,
         Meta(
@@ -126,7 +165,7 @@ class Exact(_Section, frozen=True):
     secret_env: Annotated[
         str,
         Meta(
-            description="Environment variable with the secret (32 characters or more) from which tenants' salts are derived; empty: a new one at each start."
+            description="Environment variable with the secret (32 characters or more) from which tenants' salts are derived; empty: one made at the first start and kept beside L2, readable by its owner only."
         ),
     ] = ""
 
@@ -145,8 +184,59 @@ class L1(_Section, frozen=True):
     )
 
 
+class L2(_Section, frozen=True):
+    """The part of the cache that workers share and that outlives them."""
+
+    kind: Annotated[
+        Literal["lmdb", "redis", "off"],
+        Meta(
+            description='"lmdb": files on a local disk; "redis": a Redis or Valkey server, which several gateways can share; "off": none.'
+        ),
+    ] = "lmdb"
+    bytes: Annotated[
+        int,
+        Meta(ge=1_048_576, description="Budget of the files; a Redis has its own (maxmemory)."),
+    ] = 1_073_741_824
+    path: Annotated[
+        str,
+        Meta(description="Folder of the files, on a local disk; empty: $XDG_CACHE_HOME/preheat."),
+    ] = ""
+    url: Annotated[
+        str, Meta(description="Address of the Redis, e.g. redis://cache-1:6379/0; no password.")
+    ] = ""
+    password_env: Annotated[
+        str, Meta(description="Environment variable with its password; empty: none.")
+    ] = ""
+    timeout_s: Annotated[
+        float, Meta(gt=0, description="Longest wait for it before a request goes on without it.")
+    ] = 0.005
+    breaker_failures: Annotated[
+        int, Meta(gt=0, description="After this many failures in a row it isn't asked for a while.")
+    ] = 5
+    breaker_open_s: Annotated[float, Meta(gt=0, description="That while.")] = 5.0
+    queue_bytes: Annotated[
+        int, Meta(gt=0, description="Most bytes waiting to be written; past that nothing is kept.")
+    ] = 67_108_864
+
+
+class RequestLog(_Section, frozen=True):
+    """The log that the laboratory reads: one row a request, never its text."""
+
+    enabled: Annotated[
+        bool, Meta(description="Write it; needs the extra: pip install 'preheat[log]'.")
+    ] = False
+    path: Annotated[str, Meta(description="Its folder; empty: $XDG_STATE_HOME/preheat/log.")] = ""
+    bytes: Annotated[
+        int, Meta(ge=1_048_576, description="The oldest files go when it is larger than this.")
+    ] = 10_737_418_240
+    days: Annotated[float, Meta(gt=0, description="Files older than this go.")] = 30.0
+    roll_s: Annotated[
+        float, Meta(gt=0, description="A Parquet file is made of what came in so many seconds.")
+    ] = 3600.0
+
+
 class EngineSettings(_Section, frozen=True):
-    """One upstream. Times in seconds."""
+    """One group of equal upstreams, mostly of one. Times in seconds."""
 
     kind: Annotated[
         Literal["openai", "embedded", "fake"],
@@ -157,6 +247,34 @@ class EngineSettings(_Section, frozen=True):
     url: Annotated[
         str, Meta(description="Address of an openai engine; without a path, /v1 is meant.")
     ] = ""
+    urls: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Addresses of several equal servers, instead of `url`: requests are spread over those that are well."
+        ),
+    ] = ()
+    http2: Annotated[
+        bool, Meta(description="Speak HTTP/2 to https urls; needs pip install 'preheat[http2]'.")
+    ] = False
+    retries: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=16,
+            description="How many others of `urls` are tried before the first byte, on connect errors, 429 and 502 to 504.",
+        ),
+    ] = 2
+    retry_ratio: Annotated[
+        float,
+        Meta(ge=0, le=1, description="Most retries, as a share of the requests of late."),
+    ] = 0.2
+    health_path: Annotated[
+        str,
+        Meta(
+            description="Where one of several `urls` that failed is asked whether it is well again; empty: the next request finds out."
+        ),
+    ] = "/health"
+    health_s: Annotated[float, Meta(gt=0, description="How often it is asked that.")] = 2.0
     api_key_env: Annotated[
         str, Meta(description="Environment variable with the key sent to it.")
     ] = ""
@@ -234,6 +352,11 @@ class NamespaceSettings(_Section, frozen=True):
     """What is different in one namespace (the X-Preheat-Namespace header)."""
 
     ttl_s: Annotated[float | None, Meta(description="As exact.ttl_s.")] = None
+    stale_while_revalidate_s: Annotated[
+        float | None, Meta(description="As exact.stale_while_revalidate_s.")
+    ] = None
+    stale_if_error_s: Annotated[float | None, Meta(description="As exact.stale_if_error_s.")] = None
+    negative_ttl_s: Annotated[float | None, Meta(description="As exact.negative_ttl_s.")] = None
     sampled: Annotated[str | None, Meta(description="As exact.sampled.")] = None
 
 
@@ -268,6 +391,7 @@ class Settings(_Section, frozen=True):
     listen: Listen = Listen()
     exact: Exact = Exact()
     l1: L1 = L1()
+    l2: L2 = L2()
     fallback_message: Annotated[
         str,
         Meta(
@@ -279,6 +403,7 @@ class Settings(_Section, frozen=True):
     tenants: dict[str, TenantSettings] = {}
     namespaces: dict[str, NamespaceSettings] = {}
     admin: Admin = Admin()
+    log: RequestLog = RequestLog()
     telemetry: Telemetry = Telemetry()
 
 
@@ -333,6 +458,11 @@ def address_of(text: str, key: str) -> tuple[str, int]:
     if not colon or not host or not _PORT.fullmatch(port) or int(port) > 65_535:
         raise ConfigError(f"{key}: expected host:port, got {text!r}")
     return host, int(port)
+
+
+def upstreams_of(engine: EngineSettings) -> tuple[str, ...]:
+    """The addresses of a group."""
+    return engine.urls or ((engine.url,) if engine.url else ())
 
 
 def variants_of(text: str, key: str) -> int:
@@ -526,6 +656,7 @@ def _check_together(settings: Settings) -> None:
                     "a letter or digit"
                 )
     _check_models(settings)
+    _check_l2(settings)
     for name, tenant in settings.tenants.items():
         if bool(tenant.api_key_env) == bool(tenant.api_key_file):
             raise ConfigError(f"tenants.{name}: give either api_key_env or api_key_file")
@@ -534,6 +665,9 @@ def _check_together(settings: Settings) -> None:
             variants_of(namespace.sampled, f"namespaces.{name}.sampled")
         if namespace.ttl_s is not None and namespace.ttl_s <= 0:
             raise ConfigError(f"namespaces.{name}.ttl_s: must be more than 0")
+        for field in ("stale_while_revalidate_s", "stale_if_error_s", "negative_ttl_s"):
+            if (getattr(namespace, field) or 0.0) < 0:
+                raise ConfigError(f"namespaces.{name}.{field}: can't be negative")
 
 
 def _check_listen(settings: Settings) -> None:
@@ -569,15 +703,38 @@ def _check_engine(name: str, engine: EngineSettings) -> None:
     for header in engine.forward_headers:
         if not _HEADER.fullmatch(header) or header.lower() in _NEVER_FORWARDED:
             raise ConfigError(f"engines.{name}.forward_headers: {header!r} can't be forwarded")
-    if engine.url:
-        _check_url(engine.url, f"engines.{name}.url")
-    if engine.kind == "openai" and not engine.url:
+    if engine.url and engine.urls:
+        raise ConfigError(f"engines.{name}: give either url or urls")
+    if engine.kind == "openai" and not upstreams_of(engine):
         raise ConfigError(f"engines.{name}.url: needed for kind openai, e.g. http://gpu-1:8000")
-    if engine.url.rstrip("/").endswith(_ENDPOINTS):
-        raise ConfigError(
-            f"engines.{name}.url: give the server's address, e.g. http://gpu-1:8000, and no path of "
-            "an endpoint"
-        )
+    key = f"engines.{name}.{'url' if engine.url else 'urls'}"
+    for url in upstreams_of(engine):
+        _check_url(url, key)
+        if url.rstrip("/").endswith(_ENDPOINTS):
+            raise ConfigError(
+                f"{key}: give the server's address, e.g. http://gpu-1:8000, and no path of an endpoint"
+            )
+    if len(set(engine.urls)) < len(engine.urls):
+        raise ConfigError(f"{key}: one address stands there twice")
+    if engine.http2 and not all(url.startswith("https:") for url in upstreams_of(engine)):
+        raise ConfigError(f"engines.{name}.http2: needs https urls")
+
+
+def _check_l2(settings: Settings) -> None:
+    l2 = settings.l2
+    if l2.kind == "redis":
+        parts = urlsplit(l2.url)
+        if parts.scheme not in {"redis", "rediss", "unix"}:
+            raise ConfigError("l2.url: expected redis://host:port/database for kind redis")
+        if "@" in parts.netloc:
+            raise ConfigError("l2.url: passwords don't belong into a url; use l2.password_env")
+        if not settings.exact.secret_env:
+            raise ConfigError(
+                "exact.secret_env: needed with l2.kind redis, since gateways find each other's answers "
+                "only under one secret; name a variable that holds the same 32 characters everywhere"
+            )
+    elif l2.url or l2.password_env:
+        raise ConfigError(f"l2.url: means nothing for kind {l2.kind}")
 
 
 def _check_url(url: str, key: str) -> None:
@@ -592,6 +749,22 @@ def _check_url(url: str, key: str) -> None:
         raise ConfigError(f"{key}: keys don't belong into a url; use api_key_env")
     if not is_fine or not url.isascii() or any(c.isspace() for c in url) or ".." in parts.netloc:
         raise ConfigError(expected)
+
+
+def cache_folder(settings: Settings, environment: Mapping[str, str]) -> Path:
+    """Where L2's files and the secret are."""
+    if settings.l2.path:
+        return Path(settings.l2.path)
+    home = environment.get("XDG_CACHE_HOME", "")
+    return (Path(home) if home else Path.home() / ".cache") / "preheat"
+
+
+def log_folder(settings: Settings, environment: Mapping[str, str]) -> Path:
+    """Where the request log is."""
+    if settings.log.path:
+        return Path(settings.log.path)
+    home = environment.get("XDG_STATE_HOME", "")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "preheat" / "log"
 
 
 def environment() -> Mapping[str, str]:

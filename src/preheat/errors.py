@@ -5,7 +5,8 @@ PreheatError
 ├── ConfigError          the operator: raised at start only, exit code 1
 ├── RequestError         the client: an HTTP 4xx (or 501, 504 for only-if-cached)
 └── UpstreamError        what Preheat depends on
-    └── EngineError      502, 503 or 504
+    ├── EngineError      502, 503 or 504
+    └── StoreError       never reaches a client: it is a miss
 ```
 """
 
@@ -43,7 +44,7 @@ class EngineError(UpstreamError):
 
     `kind` is a stable word from docs/errors.md. `before_first_byte` tells whether nothing of
     the answer had arrived yet, so that asking again can't show a client two beginnings.
-    `retry_after_s` is when asking again has a chance.
+    `retry_after_s` is when asking again has a chance, `worker` which of several equal ones it was.
     """
 
     def __init__(
@@ -53,9 +54,11 @@ class EngineError(UpstreamError):
         kind: str,
         before_first_byte: bool = True,
         retry_after_s: float = 1.0,
+        worker: str = "",
     ) -> None:
         super().__init__(message)
         self.kind = kind
+        self.worker = worker
         self.before_first_byte = before_first_byte
         self.retry_after_s = retry_after_s
 
@@ -63,6 +66,14 @@ class EngineError(UpstreamError):
     def status(self) -> int:
         """The HTTP status a client gets for it."""
         return _STATUS_OF_KIND.get(self.kind, 502)
+
+
+class StoreError(UpstreamError):
+    """A store gave no answer, or not in time. `kind` is a stable word from docs/errors.md."""
+
+    def __init__(self, message: str, *, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 _STATUS_OF_KIND: Final = {

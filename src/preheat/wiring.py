@@ -15,20 +15,25 @@ from preheat import config
 from preheat.config import Choice, EngineSettings, NamespaceSettings, Settings
 from preheat.core import admission, eviction
 from preheat.core.breaker import Breaker
-from preheat.core.controller import Controller, Freshness
+from preheat.core.controller import Controller
+from preheat.core.freshness import Freshness
 from preheat.core.inventory import Inventory
 from preheat.core.keys import Keyring
 from preheat.core.ledger import Ledger, Price
 from preheat.core.stats import Counters
 from preheat.engines import ENGINES, Engine
-from preheat.engines.child import ChildSettings, find_weights, sha256_of
+from preheat.engines.child import Address, ChildSettings, find_weights, sha256_of
+from preheat.engines.group import Rules
 from preheat.errors import ConfigError
+from preheat.stores import STORES, Store
+from preheat.stores.secret import secret_at
 from preheat.telemetry.logs import Log
-from preheat.telemetry.metrics import Metrics
 from preheat.transport.client import Timeouts
 from preheat.transport.server import Limits
 
 T = TypeVar("T")
+Where = Callable[[], Address | None]
+"""Tells where an embedded engine answers now; None while it is starting."""
 
 _SECRET_CHARACTERS: Final = 32
 _DEFAULT_ENGINE: Final = "embedded"
@@ -114,59 +119,99 @@ class Parts:
         self.settings = settings
         self.log = log
         self.clock = time.monotonic
-        self.ledger = Ledger(
-            {
-                name: Price.per_million(
-                    model.input,
-                    model.input if model.cached_input is None else model.cached_input,
-                    model.output,
-                )
-                for name, model in settings.models.items()
-            }
-        )
+        self.ledger = Ledger(prices(settings))
         self.counters = Counters()
         self.inventory = Inventory(
             build("l1.eviction", settings.l1.eviction, eviction.POLICIES),
             build("l1.admission", settings.l1.admission, admission.POLICIES),
             budget_bytes=settings.l1.bytes,
             budget_entries=settings.l1.entries,
-            stale_s=settings.exact.stale_s,
         )
         self.controller = Controller(
             self.inventory,
             self.ledger,
             self.counters,
-            freshness=_freshness(settings, NamespaceSettings()),
-            namespaces={
-                name: _freshness(settings, namespace)
-                for name, namespace in settings.namespaces.items()
-            },
+            freshness=freshness(settings),
+            namespaces=namespaces(settings),
             entry_bytes=settings.l1.entry_bytes,
+            has_l2=settings.l2.kind != "off",
             draw=random.Random(secrets.randbits(64)).random,
         )
 
-    def metrics(self, gauges: Callable[[], dict[str, float]]) -> Metrics:
-        """The exporter of these counters."""
-        return Metrics(self.ledger, self.counters, self.inventory, gauges)
+
+def prices(settings: Settings) -> dict[str, Price]:
+    """What each configured model's tokens cost."""
+    return {
+        name: Price.per_million(
+            model.input,
+            model.input if model.cached_input is None else model.cached_input,
+            model.output,
+        )
+        for name, model in settings.models.items()
+    }
 
 
-def keyring(settings: Settings, identity_of: Callable[[str], str]) -> Keyring:
-    """The keyring, with the operator's secret or one that lasts as long as this process."""
+def freshness(settings: Settings) -> Freshness:
+    """How long answers live where a namespace doesn't say otherwise."""
+    return _freshness(settings, NamespaceSettings())
+
+
+def namespaces(settings: Settings) -> dict[str, Freshness]:
+    """How long answers live in each configured namespace."""
+    return {name: _freshness(settings, one) for name, one in settings.namespaces.items()}
+
+
+def secret(settings: Settings) -> bytes:
+    """The operator's secret, or the one that was made at this machine's first start.
+
+    Raises ConfigError.
+    """
     variable = settings.exact.secret_env
-    if variable:
-        text = config.secret_from(variable, "exact.secret_env", config.environment())
-        if len(text) < _SECRET_CHARACTERS:
-            raise ConfigError(
-                f"exact.secret_env: {variable} has fewer than {_SECRET_CHARACTERS} characters"
-            )
-        secret = hashlib.sha256(text.encode()).digest()
-    else:
-        secret = secrets.token_bytes(32)
+    if not variable:
+        return secret_at(config.cache_folder(settings, config.environment()))
+    text = config.secret_from(variable, "exact.secret_env", config.environment())
+    if len(text) < _SECRET_CHARACTERS:
+        raise ConfigError(
+            f"exact.secret_env: {variable} has fewer than {_SECRET_CHARACTERS} characters"
+        )
+    return hashlib.sha256(text.encode()).digest()
+
+
+def keyring(settings: Settings, secret: bytes, identity_of: Callable[[str], str]) -> Keyring:
+    """The keyring under that secret."""
     return Keyring(secret, identity_of, memo_entries=settings.l1.entries)
 
 
-def engine(name: str, settings: EngineSettings, log: Log) -> tuple[Engine, str]:
-    """The engine, and what names the model behind it where that can be known."""
+def store(settings: Settings, log: Log) -> Store | None:
+    """L2, not opened yet; None where there is none."""
+    l2 = settings.l2
+    if l2.kind == "off":
+        return None
+    module, _, class_name = STORES[l2.kind].partition(":")
+    make: Callable[..., Store] = getattr(import_module(module), class_name)
+
+    def on_event(event: str, fields: dict[str, object]) -> None:
+        log.event(event, **fields)
+
+    if l2.kind == "redis":
+        variable = l2.password_env
+        password = (
+            config.secret_from(variable, "l2.password_env", config.environment())
+            if variable
+            else ""
+        )
+        return make(l2.url, password=password, timeout_s=l2.timeout_s, on_event=on_event)
+    folder = config.cache_folder(settings, config.environment())
+    return make(folder, budget_bytes=l2.bytes, queue_bytes=l2.queue_bytes, on_event=on_event)
+
+
+def engine(
+    name: str, settings: EngineSettings, log: Log, where: Where | None = None
+) -> tuple[Engine, str]:
+    """The engine, and what names the model behind it where that can be known.
+
+    `where` tells where an embedded engine answers that another process of ours has started.
+    """
     timeouts = Timeouts(
         connect_s=settings.connect_s,
         first_byte_s=settings.first_byte_s,
@@ -190,7 +235,8 @@ def engine(name: str, settings: EngineSettings, log: Log) -> tuple[Engine, str]:
         def on_event(event: str, fields: dict[str, object]) -> None:
             log.event(event, engine=name, **fields)
 
-        return make(name, child, timeouts=timeouts, on_event=on_event), sha256_of(weights)
+        made = make(name, child, timeouts=timeouts, on_event=on_event, where=where)
+        return made, sha256_of(weights)
     if settings.kind == "fake":
         return make(name), ""
     variable = settings.api_key_env
@@ -198,14 +244,21 @@ def engine(name: str, settings: EngineSettings, log: Log) -> tuple[Engine, str]:
     api_key = config.secret_from(variable, key, config.environment()) if variable else ""
     made = make(
         name,
-        settings.url,
+        config.upstreams_of(settings),
         api_key=api_key,
         timeouts=timeouts,
         max_connections=settings.max_connections,
+        http2=settings.http2,
         breaker=Breaker(settings.breaker_failures, settings.breaker_open_s),
+        rules=rules(settings),
         inject_usage=settings.inject_usage,
     )
     return made, ""
+
+
+def rules(settings: EngineSettings) -> Rules:
+    """How a group of servers treats failures."""
+    return Rules(settings.retries, settings.retry_ratio, settings.health_path, settings.health_s)
 
 
 def tenant_keys(settings: Settings) -> dict[str, str]:
@@ -269,8 +322,19 @@ def limits(settings: Settings) -> Limits:
 
 def _freshness(settings: Settings, namespace: NamespaceSettings) -> Freshness:
     exact = settings.exact
+
+    def here(name: str) -> float:
+        own: float | None = getattr(namespace, name)
+        general: float = getattr(exact, name)
+        return general if own is None else own
+
     return Freshness(
-        ttl_s=exact.ttl_s if namespace.ttl_s is None else namespace.ttl_s,
+        ttl_s=here("ttl_s"),
         max_ttl_s=exact.max_ttl_s,
         variants=config.variants_of(namespace.sampled or exact.sampled, "exact.sampled"),
+        stale_s=exact.stale_s,
+        revalidate_s=here("stale_while_revalidate_s"),
+        on_error_s=here("stale_if_error_s"),
+        early=exact.early_refresh,
+        negative_ttl_s=here("negative_ttl_s"),
     )

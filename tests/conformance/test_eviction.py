@@ -16,11 +16,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from core_parts import key_of, record_of
+from core_parts import key_of, record_of, sum_of
 from preheat.core import admission, eviction
 from preheat.core.eviction import EvictionPolicy
 from preheat.core.inventory import Inventory
-from preheat.core.types import Hit, Invalidation, Key
+from preheat.core.types import Epoch, Hit, Invalidation, Key
 
 KEYS = [key_of(number) for number in range(12)]
 
@@ -293,11 +293,13 @@ class Books(RuleBasedStateMachine):
         record = record_of(
             key,
             size_bytes=size_bytes,
-            hit=Hit(key, key.hex().encode(), self.now, life_s, None),
+            asked_at=self.now - took_s,
+            hit=Hit(key, key.hex().encode(), self.now, life_s, None, life_s),
             model=model,
             tags=(tag,),
+            epoch=self.inventory.epochs.mark,
         )
-        stored = self.inventory.store(key, record, self.now - took_s, self.now)
+        stored = self.inventory.store(key, record, self.now)
         if isinstance(stored, str):
             assert self.inventory.why_absent(key) == stored
         else:
@@ -331,7 +333,9 @@ class Books(RuleBasedStateMachine):
     )
     def invalidate(self, model: str | None, tag: str | None, dry_run: bool) -> None:
         what = Invalidation(model=model, tags=frozenset({tag} if tag else ()))
-        removed = self.inventory.invalidate(what, self.now, dry_run=dry_run)
+        if not dry_run:
+            self.inventory.epochs.add(what, self.inventory.epochs.mark.number + 1)
+        removed = sum_of(self.inventory.sweep(what, dry_run=dry_run))
         matching = {
             k
             for k, r in self.held.items()
@@ -389,7 +393,7 @@ def test_uses_that_are_told_late_evict_the_same(evict: str, admit: str, names: l
             inventory.see(key, now)
             record = inventory.find(key)
             if record is None:
-                yield inventory.store(key, record_of(number), now, now)
+                yield inventory.store(key, record_of(number), now)
             else:
                 inventory.use(record, now)
                 if at_once:
@@ -413,7 +417,7 @@ def test_nothing_in_an_inventory_grows_with_the_number_of_requests(evict: str, a
             for _ in range(2):
                 inventory.see(key, number)
             record = record_of(number, expires_at=number + 1e9)
-            inventory.store(key, record, number, number)
+            inventory.store(key, record, number)
 
     serve(0, 3_000)
     tracemalloc.start()

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from core_parts import Desk
 from preheat import __version__
 from preheat.config import Settings
 from preheat.gateway.admin import AdminApp
+from preheat.gateway.hosting import Alone
 from preheat.gateway.openapi import document
 from preheat.telemetry.logs import Log
-from preheat.telemetry.metrics import Metrics
 from preheat.wire.openai import DIALECTS
 
 LISTED = "/v1/models"
@@ -22,19 +21,8 @@ LISTED = "/v1/models"
 
 @pytest.fixture
 def admin() -> Iterator[AdminApp]:
-    desk, log = Desk(), Log(io.BytesIO())
-    yield AdminApp(
-        Settings(),
-        "",
-        desk.controller,
-        desk.inventory,
-        desk.ledger,
-        desk.counters,
-        Metrics(desk.ledger, desk.counters, desk.inventory, dict),
-        log,
-        is_ready=lambda: True,
-        clock=lambda: 0.0,
-    )
+    log = Log(io.BytesIO())
+    yield AdminApp(Settings, "", Alone(), None, log, is_ready=lambda: True, upstreams=list)
     log.close()
 
 

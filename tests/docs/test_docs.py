@@ -15,8 +15,10 @@ from core_parts import Desk, request_for
 from preheat.cli import COMMANDS
 from preheat.config import NAMED, Settings, fields_of
 from preheat.core import admission, eviction
+from preheat.core.stats import snapshot
 from preheat.engines import ENGINES
-from preheat.telemetry.metrics import _GAUGES, Metrics
+from preheat.stores import STORES
+from preheat.telemetry.metrics import _GAUGES, render
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -72,8 +74,8 @@ def test_every_setting_has_a_sentence() -> None:
 
 @pytest.mark.parametrize(
     "table",
-    [eviction.POLICIES, admission.POLICIES, ENGINES],
-    ids=["eviction", "admission", "engines"],
+    [eviction.POLICIES, admission.POLICIES, ENGINES, STORES],
+    ids=["eviction", "admission", "engines", "stores"],
 )
 def test_every_table_entry_is_in_docs_adding_a_policy(table: dict[str, object]) -> None:
     assert missing(set(table), "adding-a-policy.md") == []
@@ -91,9 +93,9 @@ def test_every_metric_is_in_docs_metrics() -> None:
     desk.controller.on_request(request_for("a"), 1.0)
     desk.counters.refused["too-deep"] = desk.counters.engine_errors["reset"] = 1
     desk.counters.dropped["unfinished"] = 1
-    gauges = dict.fromkeys(_GAUGES, 1.0)
-    metrics = Metrics(desk.ledger, desk.counters, desk.inventory, lambda: gauges)
-    families = list(text_string_to_metric_families(metrics.render().decode()))
+    desk.counters.l2["hit"] = desk.counters.stale["early"] = 1
+    counted = snapshot(desk.ledger, desk.counters, dict.fromkeys(_GAUGES, 1.0), {})
+    families = list(text_string_to_metric_families(render(counted).decode()))
     assert len(families) > 20
     names = {
         f"{family.name}_total" if family.type == "counter" else family.name for family in families

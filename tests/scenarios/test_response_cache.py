@@ -149,7 +149,10 @@ def test_another_alias_or_version_changes_the_key(engine: Fake, tmp_path: Path) 
 
 def test_a_collision_is_a_miss_for_both_however_often_they_are_asked(engine: Fake) -> None:
     """S1-12, further: the two answers never mix, though they fight for one place."""
-    served = Gateway(upstream=engine.url, launcher=(str(HERE / "colliding_keys.py"),))
+    launcher = (str(HERE / "colliding_keys.py"),)
+    served = Gateway(
+        upstream=engine.url, launcher=launcher, environment={"PREHEAT__L2__KIND": "off"}
+    )
     with running(served):
         first = [_ask(served, word) for word in ("Alpha?", "Omega?", "Alpha?", "Omega?")]
         again = [_ask(served, word) for word in ("Omega?", "Alpha?")]

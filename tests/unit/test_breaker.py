@@ -2,7 +2,7 @@
 
 import pytest
 
-from preheat.core.breaker import Breaker
+from preheat.core.breaker import Breaker, RetryBudget
 
 
 def test_it_lets_everything_through_until_enough_fail_in_a_row() -> None:
@@ -67,3 +67,38 @@ def test_a_threshold_below_one_means_one() -> None:
     assert breaker.allows(0.0)
     breaker.failed(0.0)
     assert not breaker.allows(0.0)
+
+
+def test_what_recovered_is_opened_again_by_one_failure() -> None:
+    breaker = Breaker(threshold=3, open_s=10.0)
+    for _ in range(3):
+        breaker.failed(0.0)
+    breaker.recovered()
+    assert breaker.allows(1.0)
+    breaker.failed(1.0)
+    assert not breaker.allows(1.0)
+
+
+def test_another_like_it_has_the_limits_but_not_the_failures() -> None:
+    breaker = Breaker(threshold=1, open_s=10.0)
+    breaker.failed(0.0)
+    other = breaker.fresh()
+    assert other.allows(0.0)
+    other.failed(0.0)
+    assert other.retry_after_s(0.0) == 10.0
+
+
+def test_retries_are_a_share_of_the_requests_once_the_reserve_is_gone() -> None:
+    budget = RetryBudget(0.25, 0.0)
+    assert sum(budget.take(0.0) for _ in range(1_000)) == 100
+    for _ in range(40):
+        budget.earn()
+    assert sum(budget.take(0.0) for _ in range(1_000)) == 10
+
+
+def test_a_few_retries_a_second_are_always_allowed() -> None:
+    budget = RetryBudget(0.0, 0.0)
+    while budget.take(0.0):
+        pass
+    assert sum(budget.take(2.0) for _ in range(1_000)) == 10
+    assert sum(budget.take(1e9) for _ in range(1_000)) == 100

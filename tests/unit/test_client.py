@@ -5,11 +5,9 @@ import contextlib
 import gc
 import os
 import random
-import shutil
 import socket
 import ssl
 import struct
-import subprocess
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -17,8 +15,11 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from certificate import make_certificate
 from preheat.errors import EngineError
 from preheat.transport.client import Client, Response, Timeouts
+from preheat.transport.exchange import Exchange
+from preheat.transport.pool import Pool
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -1101,10 +1102,11 @@ async def test_connections_that_ended_are_not_remembered() -> None:
 
 
 def _kinds_left() -> list[str]:
-    """Name the kind of each object of the client's module that is still alive."""
+    """Name the kind of each object of the client's modules that is still alive."""
     gc.collect()
+    modules = {one.__module__ for one in (Client, Exchange, Pool)}
     kinds = (type(one) for one in gc.get_objects())
-    return [kind.__name__ for kind in kinds if kind.__module__ == Client.__module__]
+    return [kind.__name__ for kind in kinds if kind.__module__ in modules]
 
 
 @pytest.mark.asyncio
@@ -1273,20 +1275,7 @@ async def test_a_request_body_is_still_sent_while_the_answer_comes() -> None:
 
 @pytest.fixture(scope="module")
 def server_tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, Path]:
-    """Make a self-signed certificate for 127.0.0.1; return the server's side and the file."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs the openssl binary to make a certificate")
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "cert.pem", folder / "key.pem"
-    command = (
-        f"{openssl} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
-        f"-subj /CN=engine -addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {certificate}"
-    )
-    subprocess.run(command.split(), check=True, capture_output=True, timeout=30)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    return context, certificate
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.mark.asyncio
@@ -1314,7 +1303,7 @@ async def test_tls_carries_requests_both_ways(server_tls: tuple[ssl.SSLContext, 
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("greeting", "kind"), [(b"", "reset"), (b"220 ready\r\n", "protocol")])
+@pytest.mark.parametrize(("greeting", "kind"), [(b"", "connect"), (b"220 ready\r\n", "protocol")])
 async def test_what_comes_with_the_end_of_the_handshake_is_not_missed(
     server_tls: tuple[ssl.SSLContext, Path], greeting: bytes, kind: str
 ) -> None:

@@ -215,15 +215,24 @@ def test_tenants_never_share() -> None:
     assert ask(CHAT, keyring, "a").key != ask(CHAT, keyring, "b").key
 
 
-def test_secrets_versions_and_models_separate() -> None:
+def test_secrets_and_models_separate() -> None:
     keys = {
         ask(CHAT).key,
         ask(CHAT, keyring_of(b"t" * 32)).key,
-        ask(CHAT, keyring_of(table_version=1)).key,
         ask(CHAT, Keyring(SECRET, lambda model: f"other/{model}")).key,
         ask({**CHAT, "model": "m2"}).key,
     }
-    assert len(keys) == 5
+    assert len(keys) == 4
+
+
+def test_what_answers_for_a_model_is_asked_again_after_a_change() -> None:
+    group = ["old"]
+    keyring = Keyring(SECRET, lambda model: group[0])
+    before = ask(CHAT, keyring).key
+    group[0] = "new"
+    assert ask(CHAT, keyring).key == before
+    keyring.forget()
+    assert ask(CHAT, keyring).key not in {before, None}
 
 
 def test_short_keys_collide_and_their_checks_do_not() -> None:

@@ -32,7 +32,7 @@ def test_a_word_is_counted_under_its_name() -> None:
 
 
 def test_an_empty_ledger_has_ratios_of_zero() -> None:
-    ratios = stats.hit_ratios(Ledger({}))
+    ratios = stats.hit_ratios({})
     assert ratios == {
         "exact": stats.HitRatio(0.0, 0.0),
         "join": stats.HitRatio(0.0, 0.0),
@@ -45,7 +45,7 @@ def test_hit_ratios_are_shares_of_all_answers_by_requests_and_by_tokens() -> Non
     ledger.book_forward("t", "m1", "bypass-sampled", Usage(290, 10), 1.0)
     ledger.account("t", "m1", "exact", "exact").save(ledger.share_of("m1", Usage(90, 10), 1.0))
     ledger.account("u", "m1", "join", "join").save(ledger.share_of("m1", Usage(490, 10), 1.0))
-    ratios = stats.hit_ratios(ledger)
+    ratios = stats.hit_ratios(dict(ledger.accounts()))
     assert ratios["exact"] == stats.HitRatio(by_requests=0.25, by_tokens=0.1)
     assert ratios["join"] == stats.HitRatio(by_requests=0.25, by_tokens=0.5)
 
@@ -55,12 +55,14 @@ def test_sums_by_layer_leave_nothing_out() -> None:
     for tenant in ("a", "b"):
         for reason in ("expired", "evicted"):
             ledger.book_forward(tenant, "m1", reason, USAGE, 0.5)
-    sums = stats.by_layer(ledger)
+    sums = stats.by_layer(dict(ledger.accounts()))
     assert {name: account.requests for name, account in sums.items()} == {
         ("forward", "expired"): 2,
         ("forward", "evicted"): 2,
     }
-    assert sum(account.paid for account in sums.values()) == ledger.total().paid
+    assert (
+        sum(account.paid for account in sums.values()) == stats.total(dict(ledger.accounts())).paid
+    )
 
 
 def test_rows_come_in_a_stable_order() -> None:
@@ -70,4 +72,47 @@ def test_rows_come_in_a_stable_order() -> None:
         one.book_forward(tenant, model, "expired", None, 0.0)
     for tenant, model in reversed(names):
         other.book_forward(tenant, model, "expired", None, 0.0)
-    assert [name for name, _ in stats.rows(one)] == [name for name, _ in stats.rows(other)]
+    assert [name for name, _ in stats.rows(dict(one.accounts()))] == [
+        name for name, _ in stats.rows(dict(other.accounts()))
+    ]
+
+
+def counted(tenant: str, *, gauge: float = 0.0) -> stats.Snapshot:
+    ledger, counters = Ledger(PRICES), Counters()
+    ledger.book_forward(tenant, "m1", "expired", USAGE, 0.5)
+    counters.latency["exact"].observe(0.01)
+    counters.bump(counters.refused, tenant)
+    counters.stored = 2
+    return stats.snapshot(ledger, counters, {"workers": gauge}, {"l2_bytes": gauge})
+
+
+def test_snapshots_add_up_to_those_of_one_process() -> None:
+    whole = counted("a", gauge=1.0)
+    whole.add(counted("a", gauge=1.0))
+    whole.add(counted("b", gauge=5.0))
+    assert whole.accounts["a", "m1", "forward", "expired"].requests == 2
+    assert whole.accounts["b", "m1", "forward", "expired"].requests == 1
+    assert sum(whole.latency["exact"][0]) == 3
+    assert whole.latency["exact"][1] == pytest.approx(0.03)
+    assert whole.words["refused"] == {"a": 2, "b": 1}
+    assert whole.totals["stored"] == 6
+    assert whole.gauges == {"workers": 7.0}
+    assert whole.shared == {"l2_bytes": 5.0}  # all of them see the same L2
+    assert stats.total(whole.accounts).residual == 0
+
+
+def test_what_a_dead_process_counted_stays_and_what_it_held_is_gone() -> None:
+    dead = counted("a", gauge=1.0)
+    dead.retire()
+    whole = counted("a", gauge=1.0)
+    whole.add(dead)
+    assert whole.totals["stored"] == 4
+    assert whole.gauges == {"workers": 1.0}
+
+
+def test_a_snapshot_stands_still_while_the_books_go_on() -> None:
+    ledger = Ledger(PRICES)
+    ledger.book_forward("t", "m1", "expired", USAGE, 0.5)
+    one = stats.snapshot(ledger, Counters(), {}, {})
+    ledger.book_forward("t", "m1", "expired", USAGE, 0.5)
+    assert one.accounts["t", "m1", "forward", "expired"].requests == 1

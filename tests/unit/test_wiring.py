@@ -169,17 +169,19 @@ def test_the_events_of_an_embedded_engine_go_to_the_log(tmp_path: Path, log: Log
 # secrets
 
 
-def test_keys_are_stable_with_the_operators_secret_and_new_at_each_start_without(
-    monkeypatch: pytest.MonkeyPatch,
+def test_keys_are_stable_with_the_operators_secret_and_with_the_one_made_at_the_first_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def key(settings: Settings) -> bytes:
-        ring = wiring.keyring(settings, lambda model: "group")
+        ring = wiring.keyring(settings, wiring.secret(settings), lambda model: "group")
         return ring.ask(b'{"messages":[]}', ring.partition("t", "/p", "")).key
 
     monkeypatch.setenv("SALT", "x" * 32)
     stable = settings_of(exact={"secret_env": "SALT"})
     assert key(stable) == key(stable)
-    assert key(settings_of()) != key(settings_of())
+    here, there = (settings_of(l2={"path": str(tmp_path / name)}) for name in ("here", "there"))
+    assert key(here) == key(here)
+    assert key(here) != key(there)
     monkeypatch.setenv("SALT", "y" * 32)
     changed = key(stable)
     monkeypatch.setenv("SALT", "x" * 32)
@@ -189,7 +191,7 @@ def test_keys_are_stable_with_the_operators_secret_and_new_at_each_start_without
 def test_a_short_secret_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SALT", "hunter2")
     with pytest.raises(ConfigError, match=r"^exact.secret_env: SALT has fewer than 32") as caught:
-        wiring.keyring(settings_of(exact={"secret_env": "SALT"}), lambda model: "")
+        wiring.secret(settings_of(exact={"secret_env": "SALT"}))
     assert "hunter2" not in str(caught.value)
 
 
@@ -297,4 +299,3 @@ def test_the_parts_follow_the_settings(tmp_path: Path, log: Log) -> None:
     assert (freshness("").ttl_s, freshness("").max_ttl_s, freshness("").variants) == (5, 50, 0)
     assert (freshness("chat").ttl_s, freshness("chat").variants) == (5, 3)
     assert (freshness("short").ttl_s, freshness("short").variants) == (1, 0)
-    assert b"preheat_l1_budget_bytes 1000.0" in parts.metrics(dict).render()

@@ -12,6 +12,8 @@ from preheat.errors import PreheatError
 COMMANDS: Final[Mapping[str, str]] = {
     "serve": "run the gateway; without any settings, a small real model answers",
     "config": "show all settings with their meaning, or check a file",
+    "load": "send a recorded load to a live address, paced, and report what came back",
+    "doctor": "find out why something doesn't work, or why there are no hits",
 }
 
 _EPILOG: Final = """\

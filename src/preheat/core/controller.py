@@ -1,12 +1,12 @@
 """The whole decision loop of a request: events and the time in, decisions and effects out."""
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, Literal
 
-import msgspec
-
+from preheat.core.costs import ServiceTimes
+from preheat.core.freshness import NEGATIVE, Freshness
 from preheat.core.inventory import ENTRY_OVERHEAD_BYTES, Inventory, Record
-from preheat.core.ledger import Ledger
+from preheat.core.ledger import NANO, Ledger
 from preheat.core.sketch import RotatingBloom
 from preheat.core.stats import Counters
 from preheat.core.types import (
@@ -15,13 +15,17 @@ from preheat.core.types import (
     Decision,
     Drop,
     Effects,
+    Entry,
+    Epoch,
     Forward,
     Hit,
     Invalidation,
     Join,
     Keep,
     Key,
+    Look,
     Outcome,
+    Refresh,
     Reject,
     Removed,
     Request,
@@ -31,25 +35,15 @@ from preheat.core.types import (
 MAX_VARIANTS: Final = 64
 _MOST_TAGS: Final = 64
 _PORTION: Final = 512
-
-
-class Freshness(msgspec.Struct, frozen=True):
-    """How long answers live, and whether sampled ones may be reused, in one namespace.
-
-    `variants`: 0, sampled requests bypass the cache; 1, one answer is reused; k, k different
-    answers are kept and one is drawn.
-    """
-
-    ttl_s: float = 3600.0
-    max_ttl_s: float = 86_400.0
-    variants: int = 0
+_PATIENCE_S: Final = 30.0
+_LONGEST_PATIENCE_S: Final = 600.0
 
 
 class Controller:
     """The only object the drivers know: what to do with a request, and with its answer.
 
-    Hot and synchronous: one call for a hit; `on_request` and `on_outcome` for a forwarded
-    request. It looks into no body and knows no engines.
+    Hot and synchronous: one call for a hit; `on_request`, `on_found` where there is an L2, and
+    `on_outcome` for a forwarded request. It looks into no body and knows no engines.
     """
 
     def __init__(
@@ -61,6 +55,7 @@ class Controller:
         freshness: Freshness,
         namespaces: Mapping[str, Freshness],
         entry_bytes: int,
+        has_l2: bool = False,
         draw: Callable[[], float],
     ) -> None:
         self._inventory = inventory
@@ -69,12 +64,24 @@ class Controller:
         self._use = inventory.use
         self._ledger = ledger
         self._counters = counters
-        self._freshness = freshness
-        self._namespaces = namespaces
         self._entry_bytes = entry_bytes
+        self._has_l2 = has_l2
         self._draw = draw
         self._leaders: dict[Key, Request] = {}
         self._sampled_seen = RotatingBloom()
+        self._times = ServiceTimes()
+        self.set_freshness(freshness, namespaces)
+
+    def set_freshness(self, freshness: Freshness, namespaces: Mapping[str, Freshness]) -> None:
+        """The rules from now on; what is stored keeps the life it was given."""
+        self._freshness = freshness
+        self._namespaces = namespaces
+        self._inventory.stale_s = max(one.kept_s for one in (freshness, *namespaces.values()))
+
+    @property
+    def epoch(self) -> Epoch:
+        """What is known to be invalidated: an outcome names the epoch its call began in."""
+        return self._inventory.epochs.mark
 
     def on_request(self, request: Request, now: float) -> Decision:
         """The one question. A hit is booked at once."""
@@ -88,20 +95,40 @@ class Controller:
             record = ask.record = self._find(key)
         if record is not None and (record.check is ask.check or record.check == ask.check):
             hit: Hit = record.hit
-            if now - hit.stored_at < hit.ttl_s:
+            if now - hit.stored_at < hit.plain_s:
                 return self._use(record, now)
-        return self._miss(request, record, now)
+        return self._serve(request, record, now) or self._miss(request, record, now)
 
-    def on_miss(self, request: Request, now: float) -> Hit | Join | Forward:
+    def on_found(
+        self, request: Request, entries: Iterable[Entry], now: float
+    ) -> Hit | Forward | Reject:
+        """What L2 had of the keys that a `Look` named, possibly nothing: decide again.
+
+        The entries' times are on the clock of `now`. They fill L1 for the life they have left.
+        """
+        ask = request.ask
+        best: Record | None = None
+        for entry in entries:
+            record = self._take_in(request, entry, now)
+            if record is not None and self._serves(request, record, now):
+                best = record
+        if best is not None:
+            self._end_flight(request)
+            self._ledger.account(request.tenant, ask.model, "exact", "l2").save(best.share)
+            return best.hit
+        if request.want.only_if_cached:
+            self._end_flight(request)
+            return Reject(504, "only-if-cached")
+        if ask.sampled:
+            return self._forward_sampled(request, now)
+        leader = self._leaders.get(ask.key)
+        is_leading = leader is not None and leader.id == request.id
+        return self._forward(ask, self._find(ask.key), now, joinable=is_leading)
+
+    def on_miss(self, request: Request, now: float) -> Decision:
         """The flight that this request had joined failed before its start: decide again."""
         record = self._find(request.ask.key)
-        if (
-            record is not None
-            and record.check == request.ask.check
-            and self._satisfies(record, request.want, now)
-        ):
-            return self._use(record, now)
-        return self._miss(request, record, now)
+        return self._serve(request, record, now) or self._miss(request, record, now)
 
     def on_overflow(self, request: Request) -> None:
         """The request's flight outgrew its buffer: nobody may join it from its start any more."""
@@ -118,11 +145,13 @@ class Controller:
             for follower in outcome.joined:
                 account = self._ledger.account(follower.tenant, follower.ask.model, "join", "join")
                 account.save(share)
+        if outcome.status == 200:
+            self._times.learn(request.ask.model, outcome.service_s)
         unwanted = self._why_unwanted(request)
         unstorable = outcome.unstorable or unwanted or self._why_unstorable(request, outcome)
         effects = Drop(unstorable) if unstorable else self._store(request, outcome, now)
         if isinstance(effects, Keep):
-            self._counters.stored += 1
+            self._counters.stored += not effects.refused
             self._counters.evicted += len(effects.evicted)
         else:
             self._counters.bump(self._counters.dropped, effects.reason)
@@ -131,12 +160,43 @@ class Controller:
         self._end_flight(request)
         return effects
 
+    def on_stored(self, why_not: str) -> None:
+        """What became of an entry's way to L2: empty where it has arrived."""
+        self._counters.bump(self._counters.l2, f"put-{why_not}" if why_not else "put")
+
     def on_failure(self, request: Request, reason: str, service_s: float) -> None:
         """The request's flight ended without an answer. Its engine may have worked all the same:
         the seconds are booked, under this reason; what was paid for nobody says."""
         self._ledger.book_forward(
             request.tenant, request.ask.model, reason, usage=None, service_s=service_s
         )
+        self._end_flight(request)
+
+    def on_error(self, request: Request, now: float) -> Hit | None:
+        """Its engine gave no answer: an expired one, where such a one may stand in for it."""
+        record = self._find(request.ask.key)
+        if record is None or record.check != request.ask.check or self._why_unwanted(request):
+            return None
+        if not self._freshness_of(request.namespace).stands_in(record.hit, request.want, now):
+            return None
+        self._counters.bump(self._counters.stale, "stale-if-error")
+        return self._use(record, now)
+
+    def on_refresh(
+        self, request: Request, hit: Hit, entries: Iterable[Entry], now: float
+    ) -> Forward | None:
+        """What L2 had in place of a hit that is to be refreshed: perhaps another process has done
+        that. Else the flight to start."""
+        for entry in entries:
+            self._take_in(request, entry, now)
+        record = self._find(request.ask.key)
+        if record is not None and record.hit.stored_at > hit.stored_at:
+            self._end_flight(request)
+            return None
+        return Forward("stale", "refresh", joinable=True)
+
+    def on_abandoned(self, request: Request) -> None:
+        """The request led a look-up that ended without a decision: nobody joins it any more."""
         self._end_flight(request)
 
     def on_tick(self, now: float) -> bool:
@@ -147,15 +207,37 @@ class Controller:
         self._counters.expired += len(expired)
         return has_more or len(expired) == _PORTION
 
-    def on_invalidate(self, what: Invalidation, now: float, *, dry_run: bool) -> Removed:
-        """Forget entries, and what is being computed for them. A dry run only counts."""
-        removed = self._inventory.invalidate(what, now, dry_run=dry_run)
-        if not dry_run:
-            self._counters.invalidated += len(removed.keys)
-            # Whoever asks from now on asks for an answer from now on, and joins nothing older.
-            for key in [key for key, leader in self._leaders.items() if _covers(what, leader)]:
-                del self._leaders[key]
-        return removed
+    def on_invalidate(self, what: Invalidation, number: int) -> None:
+        """From now on nothing that was asked for before is kept, or joined. What L1 holds of it
+        goes with `sweep`."""
+        self._inventory.epochs.add(what, number)
+        for key in [key for key, leader in self._leaders.items() if _covers(what, leader)]:
+            del self._leaders[key]
+
+    def on_generation(self, generation: str, floor: int) -> None:
+        """The count of invalidations is another, or part of it is lost: what was asked for before
+        `floor`, or in another generation, isn't kept."""
+        self._inventory.epochs.reset(generation, floor)
+
+    def sweep(self, what: Invalidation, *, dry_run: bool) -> Iterator[Removed]:
+        """Take what matches out of L1, in portions between which others get their turn."""
+        for removed in self._inventory.sweep(what, dry_run=dry_run):
+            if not dry_run:
+                self._counters.invalidated += len(removed.keys)
+            yield removed
+
+    def kept_s(self, entry: Entry) -> float:
+        """How long the entry may be of use after its expiry."""
+        return self._freshness_of(entry.namespace).kept_s
+
+    def patience_s(self, model: str) -> float:
+        """How long to wait for an answer that another process computes: twice what it takes."""
+        expected_s = self._times.expected_s(model)
+        return _PATIENCE_S if expected_s is None else min(2.0 * expected_s, _LONGEST_PATIENCE_S)
+
+    def keeps_refusal(self, request: Request, status: int) -> bool:
+        """Whether an engine's refusal with this status may be kept."""
+        return status in NEGATIVE and self._freshness_of(request.namespace).negative_ttl_s > 0
 
     def _on_special(self, request: Request, now: float) -> Decision:
         """A request that bypasses the cache, or says how it wants it used."""
@@ -167,9 +249,14 @@ class Controller:
             return self._on_sampled(request, now)
         self._see(ask.key, now)
         record = self._find(ask.key)
-        if record is not None and record.check == ask.check and self._satisfies(record, want, now):
-            return self._use(record, now)
-        return _rejected(want) or self._miss(request, record, now)
+        served = self._serve(request, record, now)
+        if served is not None:
+            return served
+        if want.only_if_cached:
+            return (
+                Look((ask.key,), joinable=False) if self._has_l2 else Reject(504, "only-if-cached")
+            )
+        return self._miss(request, record, now)
 
     def _on_sampled(self, request: Request, now: float) -> Decision:
         """Rule 10: sampled requests bypass unless the namespace reuses answers; they never join."""
@@ -180,28 +267,31 @@ class Controller:
                 self._counters.sampled_repeats += 1
             return _rejected(want) or Forward("bypass", "bypass-sampled", joinable=False)
         self._see(ask.key, now)
-        usable = []
-        for key in _variant_keys(ask.key, variants):
-            record = self._find(key)
-            if (
-                record is not None
-                and record.check == ask.check
-                and self._satisfies(record, want, now)
-            ):
-                usable.append((key, record))
+        usable = self._usable_variants(request, variants, now)
         if len(usable) == variants:
-            key, record = usable[int(self._draw() * variants)]
-            return self._use(record, now)
-        rejected = _rejected(want)
-        if rejected is not None:
-            return rejected
+            return self._use(usable[int(self._draw() * variants)], now)
         if want.no_cache:
-            return Forward("request", "no-cache", joinable=False)
+            return _rejected(want) or Forward("request", "no-cache", joinable=False)
+        if self._has_l2:
+            missing = set(_variant_keys(ask.key, variants)) - {one.hit.key for one in usable}
+            return Look(tuple(sorted(missing)), joinable=False)
+        return _rejected(want) or self._forward_sampled(request, now)
+
+    def _usable_variants(self, request: Request, variants: int, now: float) -> list[Record]:
+        found = [self._find(key) for key in _variant_keys(request.ask.key, variants)]
+        return [one for one in found if one is not None and self._serves(request, one, now)]
+
+    def _forward_sampled(self, request: Request, now: float) -> Hit | Forward:
+        variants = self._freshness_of(request.namespace).variants
+        usable = self._usable_variants(request, variants, now)
+        if len(usable) == variants:
+            return self._use(usable[int(self._draw() * variants)], now)
         if usable:
             return Forward("miss", "variant-wanted", joinable=False)
+        ask = request.ask
         return self._forward(ask, self._find(ask.key), now, joinable=False)
 
-    def _miss(self, request: Request, record: Record | None, now: float) -> Join | Forward:
+    def _miss(self, request: Request, record: Record | None, now: float) -> Join | Look | Forward:
         ask = request.ask
         leader = self._leaders.get(ask.key)
         if request.want.no_cache:
@@ -209,7 +299,10 @@ class Controller:
             return Forward("request", "no-cache", joinable=self._lead(request, leader))
         if leader is not None and leader.ask.check == ask.check:
             return Join(leader.id)
-        return self._forward(ask, record, now, joinable=self._lead(request, leader))
+        joinable = self._lead(request, leader)
+        if self._has_l2:
+            return Look((ask.key,), joinable)
+        return self._forward(ask, record, now, joinable=joinable)
 
     def _forward(self, ask: Ask, record: Record | None, now: float, *, joinable: bool) -> Forward:
         """With the reason why the record, if there is one, can't answer."""
@@ -241,29 +334,81 @@ class Controller:
         return "bypass-sampled" if is_bypassing else ""
 
     def _why_unstorable(self, request: Request, outcome: Outcome) -> str:
+        if outcome.status != 200 and not self.keeps_refusal(request, outcome.status):
+            return f"status-{outcome.status}"
         if outcome.size_bytes > self._entry_bytes:
             return "larger-than-entry"
-        return "ttl-zero" if self._ttl_s(request) <= 0 else ""
+        freshness = self._freshness_of(request.namespace)
+        return "ttl-zero" if freshness.ttl_of(request.want, outcome.status) <= 0 else ""
 
     def _store(self, request: Request, outcome: Outcome, now: float) -> Effects:
-        key = self._place(request, now)
-        tenant, model = request.tenant, request.ask.model
-        record = Record(
+        entry = Entry(
+            key=self._place(request, now),
             check=request.ask.check,
-            size_bytes=outcome.size_bytes + ENTRY_OVERHEAD_BYTES,
-            asked_at=outcome.asked_at,
-            hit=Hit(key, key.hex().encode(), now, self._ttl_s(request), outcome.answer),
-            tenant=tenant,
+            tenant=request.tenant,
             namespace=request.namespace,
-            model=model,
+            model=request.ask.model,
             tags=_tags_of(outcome),
-            account=self._ledger.account(tenant, model, "exact", "exact"),
-            share=self._ledger.share_of(model, outcome.usage, outcome.service_s),
+            epoch=outcome.epoch,
+            asked_at=outcome.asked_at,
+            stored_at=now,
+            ttl_s=self._freshness_of(request.namespace).ttl_of(request.want, outcome.status),
+            service_s=outcome.service_s,
+            usage=outcome.usage,
+            size_bytes=outcome.size_bytes,
+            answer=outcome.answer,
+            status=outcome.status,
         )
-        stored = self._inventory.store(key, record, outcome.asked_at, now)
-        if isinstance(stored, str):
-            return Drop(stored)
-        return Keep(key, stored)
+        record = self._record_of(entry)
+        stored = self._inventory.store(entry.key, record, now)
+        if not isinstance(stored, str):
+            return Keep(entry, stored)
+        if self._has_l2 and stored not in {"invalidated", "superseded"}:
+            return Keep(entry, refused=stored)
+        return Drop(stored)
+
+    def _record_of(self, entry: Entry) -> Record:
+        freshness = self._freshness_of(entry.namespace)
+        hit = Hit(
+            entry.key,
+            entry.key.hex().encode(),
+            entry.stored_at,
+            entry.ttl_s,
+            entry.answer,
+            freshness.plain_s(entry.ttl_s, entry.service_s),
+            entry.status,
+        )
+        return Record(
+            check=entry.check,
+            size_bytes=entry.size_bytes + ENTRY_OVERHEAD_BYTES,
+            asked_at=entry.asked_at,
+            hit=hit,
+            tenant=entry.tenant,
+            namespace=entry.namespace,
+            model=entry.model,
+            tags=entry.tags,
+            epoch=entry.epoch,
+            account=self._ledger.account(entry.tenant, entry.model, "exact", "exact"),
+            share=self._ledger.share_of(entry.model, entry.usage, entry.service_s),
+        )
+
+    def _take_in(self, request: Request, entry: Entry, now: float) -> Record | None:
+        """An entry of L2 for L1, where it is this request's and isn't void. Also one that L1 has no
+        room for can answer once."""
+        known = self._find(entry.key)
+        if entry.check != request.ask.check:
+            self._counters.bump(self._counters.l2, "collision")
+            return None
+        record = self._record_of(entry)
+        if self._inventory.is_void(entry.key, record):
+            self._counters.bump(self._counters.l2, "void")
+            return None
+        if now >= record.hit.expires_at + self._inventory.stale_s:
+            return None
+        if known is not None and known.hit.stored_at >= entry.stored_at:
+            return known if known.check == request.ask.check else None
+        self._inventory.store(entry.key, record, now)
+        return record
 
     def _place(self, request: Request, now: float) -> Key:
         """Where the answer goes: for a sampled request, the first variant that is missing."""
@@ -279,23 +424,40 @@ class Controller:
             oldest = min(oldest, (record.hit.stored_at, key))
         return oldest[1]
 
-    def _satisfies(self, record: Record, want: Want, now: float) -> bool:
-        """RFC 9111 sections 4.2 and 5.2.1: is this entry fresh enough for what was asked?"""
-        if want.no_cache or now - record.hit.stored_at > want.max_age_s:
-            return False
-        ttl_s = record.hit.expires_at - now
-        if ttl_s > 0:
-            return ttl_s >= want.min_fresh_s
-        stale_s = min(want.max_stale_s, self._inventory.stale_s)
-        return -ttl_s < stale_s and want.min_fresh_s == 0.0
+    def _serve(self, request: Request, record: Record | None, now: float) -> Hit | Refresh | None:
+        """The record as an answer to this request, where it can be one."""
+        if record is None or not self._serves(request, record, now):
+            return None
+        reason = self._why_refresh(request, record, now)
+        if not reason:
+            return self._use(record, now)
+        self._leaders[request.ask.key] = request
+        self._counters.bump(self._counters.stale, reason)
+        return Refresh(self._use(record, now), reason)
+
+    def _why_refresh(
+        self, request: Request, record: Record, now: float
+    ) -> Literal["", "early", "stale-while-revalidate"]:
+        """Whether this use of a record is the occasion to ask for a new answer."""
+        ask, want = request.ask, request.want
+        if ask.key in self._leaders or ask.sampled or want.only_if_cached:
+            return ""
+        freshness, hit = self._freshness_of(request.namespace), record.hit
+        age_s = now - hit.stored_at
+        left_s = hit.ttl_s - age_s
+        if left_s <= 0:
+            return "" if -left_s < freshness.accepted_s(want) else "stale-while-revalidate"
+        if age_s < hit.plain_s:
+            return ""
+        service_s = record.share.saved_by_us_ns / NANO
+        return "early" if freshness.is_early(left_s, service_s, self._draw()) else ""
+
+    def _serves(self, request: Request, record: Record, now: float) -> bool:
+        freshness = self._freshness_of(request.namespace)
+        return record.check == request.ask.check and freshness.serves(record.hit, request.want, now)
 
     def _freshness_of(self, namespace: str) -> Freshness:
         return self._namespaces.get(namespace, self._freshness)
-
-    def _ttl_s(self, request: Request) -> float:
-        freshness = self._freshness_of(request.namespace)
-        wanted_s = request.want.ttl_s
-        return freshness.ttl_s if wanted_s is None else min(wanted_s, freshness.max_ttl_s)
 
 
 def _tags_of(outcome: Outcome) -> tuple[str, ...]:

@@ -1,23 +1,23 @@
 """What this process's L1 holds, how big it is, and until when."""
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
 
 from preheat.core.admission import AdmissionPolicy
+from preheat.core.epochs import EpochTable
 from preheat.core.eviction import EvictionPolicy
 from preheat.core.ledger import Account, Share
 from preheat.core.memo import Memo
-from preheat.core.types import Check, Hit, Invalidation, Key, Removed
+from preheat.core.types import Check, Epoch, Hit, Invalidation, Key, Removed
 
 ENTRY_OVERHEAD_BYTES: Final = 1_400
 """What an entry costs beside its body, in this process's memory: its record, its places in the
 dicts, the order and the expiry heap, its memo (measured: docs/measured.md, "memory of an entry")."""
 
-_INVALIDATIONS: Final = 1_000
+_PORTION: Final = 512
 
 
 class Record(msgspec.Struct, gc=False):
@@ -35,19 +35,21 @@ class Record(msgspec.Struct, gc=False):
     namespace: str
     model: str
     tags: tuple[str, ...]
+    epoch: Epoch
     account: Account
     share: Share
     uses: int = 0
     is_current: bool = True
 
 
-_GONE: Final = Hit(Key(b""), b"", 0.0, 0.0, None)
+_GONE: Final = Hit(Key(b""), b"", 0.0, 0.0, None, 0.0)
 
 
 class Inventory:
     """The books of L1: within its budgets after every call.
 
-    An entry stays for `stale_s` after its expiry, for requests that accept a stale answer.
+    An entry stays for `stale_s` after its expiry, for requests that a stale answer may serve.
+    `epochs` holds what was invalidated: an answer asked for before that isn't taken in.
     `find` gives the record under a key, expired or not; `see` says that a key was asked for.
     Why a key is not here is remembered for a while, so that every miss can name its reason.
 
@@ -79,8 +81,7 @@ class Inventory:
         self._used: list[Record] = []
         self._expiry: list[tuple[float, Key]] = []
         self._gone: Memo[Key, str] = Memo(budget_entries)
-        self._invalidations: deque[tuple[float, Invalidation]] = deque()
-        self._forgotten_before = float("-inf")
+        self.epochs = EpochTable()
 
     def __len__(self) -> int:
         return len(self._records)
@@ -93,12 +94,12 @@ class Inventory:
         """An answer for this key was not kept, for this reason."""
         self._gone.put(key, reason)
 
-    def store(self, key: Key, record: Record, asked_at: float, now: float) -> tuple[Key, ...] | str:
+    def store(self, key: Key, record: Record, now: float) -> tuple[Key, ...] | str:
         """Take the entry in: who had to leave for it, or the reason why it stays out.
 
-        `asked_at` is when its answer was asked for; what was invalidated since isn't kept.
+        What was invalidated since it was asked for isn't kept.
         """
-        refused = self._why_refused(key, record, asked_at, now)
+        refused = self._why_refused(key, record, now)
         if refused:
             self.note_absent(key, refused)
             return refused
@@ -157,32 +158,56 @@ class Inventory:
                 expired.append(key)
         return tuple(expired)
 
-    def invalidate(self, what: Invalidation, now: float, *, dry_run: bool) -> Removed:
-        """Remove every entry that matches, and refuse those still being computed."""
-        matching = tuple(
-            key for key, record in self._records.items() if _matches(what, key, record)
+    def is_void(self, key: Key, record: Record) -> bool:
+        """Whether it was invalidated since it was asked for."""
+        return self.epochs.voids(
+            record.epoch,
+            key,
+            tenant=record.tenant,
+            namespace=record.namespace,
+            model=record.model,
+            tags=record.tags,
         )
-        size_bytes = sum(self._records[key].size_bytes for key in matching)
-        if not dry_run:
-            for key in matching:
-                self.remove(key, "invalidated")
-            self._remember(what, now)
-        return Removed(matching, size_bytes)
+
+    def sweep(self, what: Invalidation, *, dry_run: bool) -> Iterator[Removed]:
+        """Remove every entry that matches and is void, in portions so that the caller can give way
+        between; a dry run counts all that match. `epochs` has been told before: what was asked for
+        since then stays, whenever the sweep comes."""
+        if what.keys and not what.tags:
+            found = [(key, self._records[key]) for key in what.keys if key in self._records]
+        else:
+            found = list(self._records.items())
+        for start in range(0, len(found), _PORTION):
+            yield self._sweep(what, found[start : start + _PORTION], dry_run=dry_run)
+
+    def _sweep(
+        self, what: Invalidation, found: list[tuple[Key, Record]], *, dry_run: bool
+    ) -> Removed:
+        keys, size_bytes = [], 0
+        for key, record in found:
+            if (
+                record.is_current
+                and _matches(what, key, record)
+                and (dry_run or self.is_void(key, record))
+            ):
+                keys.append(key)
+                size_bytes += record.size_bytes
+                if not dry_run:
+                    self.remove(key, "invalidated")
+        return Removed(tuple(keys), size_bytes)
 
     def records(self) -> Iterator[tuple[Key, Record]]:
         """All entries, in no particular order."""
         return iter(self._records.items())
 
-    def _why_refused(self, key: Key, record: Record, asked_at: float, now: float) -> str:
-        if record.size_bytes > self.budget_bytes or self.budget_entries < 1:
-            return "larger-than-cache"
-        if asked_at <= self._forgotten_before or any(
-            asked_at <= at and _matches(what, key, record) for at, what in self._invalidations
-        ):
+    def _why_refused(self, key: Key, record: Record, now: float) -> str:
+        if self.is_void(key, record):
             return "invalidated"
         known = self._records.get(key)
-        if known is not None and known.asked_at > asked_at and known.check == record.check:
+        if known is not None and known.asked_at > record.asked_at and known.check == record.check:
             return "superseded"
+        if record.size_bytes > self.budget_bytes or self.budget_entries < 1:
+            return "larger-than-cache"
         has_room = key in self._records or self._fits(record)
         if not has_room:
             self.settle(now)  # whom the policy names depends on it
@@ -211,12 +236,6 @@ class Inventory:
             heapq.heapify(self._expiry)
         else:
             heapq.heappush(self._expiry, (record.hit.expires_at + self.stale_s, key))
-
-    def _remember(self, what: Invalidation, now: float) -> None:
-        self._invalidations.append((now, what))
-        if len(self._invalidations) > _INVALIDATIONS:
-            # Whoever was asked before the forgotten one may have matched it: none is kept.
-            self._forgotten_before, _ = self._invalidations.popleft()
 
 
 def _matches(what: Invalidation, key: Key, record: Record) -> bool:

@@ -75,8 +75,8 @@ class Keyring:
     tools of a body beside its decoded rest, for clients that repeat a conversation with
     another `user` or `stream`. Both hold digests of 256 bits, never text.
 
-    `identity_of` names what answers for a model: its group and version. `table_version`
-    changes whenever that mapping does. `memo_entries` bounds the first memo. Fewer `key_bytes` make keys collide, for tests.
+    `identity_of` names what answers for a model: its group and version; after a change of that
+    mapping `forget` what is memoised. `memo_entries` bounds the first memo. Fewer `key_bytes` make keys collide, for tests.
     """
 
     def __init__(
@@ -84,19 +84,22 @@ class Keyring:
         secret: bytes,
         identity_of: Callable[[str], str],
         *,
-        table_version: int = 0,
         memo_entries: int = 100_000,
         key_bytes: int = KEY_BYTES,
     ) -> None:
         self._secret = secret
         self._identity_of = identity_of
-        self._table_version = table_version
         self._key_mask = (
             None if key_bytes == KEY_BYTES else bytes([255] * key_bytes).ljust(KEY_BYTES, b"\0")
         )
         self._partitions: Memo[tuple[str, ...], Partition] = Memo(_PARTITION_MEMO)
         self._bodies: Memo[bytes, Ask] = Memo(memo_entries)
         self._parts: Memo[tuple[str, bytes], tuple[Key, Check]] = Memo(memo_entries // 2)
+
+    def forget(self) -> None:
+        """What answers for a model has changed: every key is made anew."""
+        self._bodies.clear()
+        self._parts.clear()
 
     def partition(
         self, tenant: str, path: str, namespace: str, headers: tuple[str, ...] = ()
@@ -108,7 +111,7 @@ class Keyring:
         words = (tenant, path, namespace, *headers)
         found = self._partitions[words]
         if found is None:
-            name = json.dumps([self._table_version, *words])
+            name = json.dumps(words)
             salt = hmac.digest(self._secret, b"tenant:" + tenant.encode(), "sha256")
             found = Partition(name, salt, sha256(name.encode() + b"\0"))
             self._partitions.put(words, found)

@@ -120,6 +120,10 @@ class Ledger:
         self._prices = prices
         self._accounts: dict[AccountName, Account] = {}
 
+    def reprice(self, prices: Mapping[str, Price]) -> None:
+        """From now on tokens cost this; what is booked stays booked."""
+        self._prices = prices
+
     def price(self, model: str) -> Price:
         """The price of a model's tokens; nothing where the operator set none."""
         return self._prices.get(model, _FREE)
@@ -175,13 +179,6 @@ class Ledger:
     def accounts(self) -> Iterator[tuple[AccountName, Account]]:
         """Every account with its name."""
         return iter(self._accounts.items())
-
-    def total(self) -> Account:
-        """The sum over all accounts."""
-        total = Account()
-        for account in self._accounts.values():
-            total.add(account)
-        return total
 
 
 def _count_tokens(account: Account, usage: Usage) -> None:

@@ -1,7 +1,8 @@
 """The one definition of each number we report, live or replayed."""
 
 from bisect import bisect_left
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -29,8 +30,16 @@ class Histogram:
         return sum(self.counts)
 
 
+TOTALS: Final = ("stored", "evicted", "expired", "invalidated", "sampled_repeats")
+WORDS: Final = ("refused", "engine_errors", "dropped", "l2", "stale")
+
+
 class Counters:
-    """What the drivers count beside the ledger: durations by layer, refusals by code."""
+    """What the drivers count beside the ledger: durations by layer, events by word.
+
+    `l2` counts what became of look-ups and writes there, `stale` answers given past or near their
+    expiry, by reason.
+    """
 
     def __init__(self) -> None:
         self.latency: dict[str, Histogram] = {
@@ -39,6 +48,8 @@ class Counters:
         self.refused: dict[str, int] = {}
         self.engine_errors: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
+        self.l2: dict[str, int] = {}
+        self.stale: dict[str, int] = {}
         self.sampled_repeats = 0
         self.evicted = 0
         self.expired = 0
@@ -48,6 +59,68 @@ class Counters:
     def bump(self, counts: dict[str, int], word: str) -> None:
         """Add one to a word's count; the words are ours, so there are few."""
         counts[word] = counts.get(word, 0) + 1
+
+
+class Snapshot(msgspec.Struct):
+    """All that one process counted, as a value that can be sent and added up.
+
+    `latency` has counts by bound, then the sum; `words` counts by family and word; `totals` only
+    grow; `gauges` are of this moment and add up; `shared` are those of what processes share.
+    """
+
+    accounts: dict[AccountName, Account] = {}
+    latency: dict[str, tuple[list[int], float]] = {}
+    words: dict[str, dict[str, int]] = {}
+    totals: dict[str, int] = {}
+    gauges: dict[str, float] = {}
+    shared: dict[str, float] = {}
+
+    def add(self, other: "Snapshot") -> None:
+        """Add what another process counted."""
+        for name, account in other.accounts.items():
+            self.accounts.setdefault(name, Account()).add(account)
+        for layer, (counts, sum_s) in other.latency.items():
+            mine = self.latency.get(layer, ([0] * len(counts), 0.0))
+            added = [a + b for a, b in zip(mine[0], counts, strict=True)]
+            self.latency[layer] = (added, mine[1] + sum_s)
+        for family, words in other.words.items():
+            _add(self.words.setdefault(family, {}), words)
+        _add(self.totals, other.totals)
+        _add(self.gauges, other.gauges)
+        for gauge, value in other.shared.items():
+            self.shared[gauge] = max(self.shared.get(gauge, value), value)
+
+    def retire(self) -> None:
+        """Its process has ended: what it counted stays true, what it held is gone."""
+        self.gauges, self.shared = {}, {}
+
+
+N = TypeVar("N", int, float)
+
+
+def _add(sums: dict[str, N], more: Mapping[str, N]) -> None:
+    for word, value in more.items():
+        sums[word] = sums[word] + value if word in sums else value
+
+
+def snapshot(
+    ledger: Ledger, counters: Counters, gauges: dict[str, float], shared: dict[str, float]
+) -> Snapshot:
+    """What these books say now. `settle` the inventory first."""
+    return Snapshot(
+        accounts={name: msgspec.structs.replace(one) for name, one in ledger.accounts()},
+        latency={
+            layer: (list(histogram.counts), histogram.sum_s)
+            for layer, histogram in counters.latency.items()
+        },
+        words={family: dict(getattr(counters, family)) for family in WORDS},
+        totals={name: getattr(counters, name) for name in TOTALS},
+        gauges=gauges,
+        shared=shared,
+    )
+
+
+Accounts = Mapping[AccountName, Account]
 
 
 class HitRatio(msgspec.Struct, frozen=True):
@@ -60,36 +133,44 @@ class HitRatio(msgspec.Struct, frozen=True):
     by_tokens: float
 
 
-def hit_ratios(ledger: Ledger) -> dict[str, HitRatio]:
+def hit_ratios(accounts: Accounts) -> dict[str, HitRatio]:
     """Request- and token-weighted hit ratio of each layer that spares an engine the work.
 
     The denominator holds every answer given to a cacheable path, whatever the reason why it was
     forwarded; refused requests and passed-through paths aren't in it.
     """
-    total = ledger.total()
-    by_layer = {"exact": Account(), "join": Account()}
-    for (_, _, layer, _), account in ledger.accounts():
-        if layer in by_layer:
-            by_layer[layer].add(account)
+    whole = total(accounts)
+    layers = {"exact": Account(), "join": Account()}
+    for (_, _, layer, _), account in accounts.items():
+        if layer in layers:
+            layers[layer].add(account)
     return {
         layer: HitRatio(
-            _share(account.requests, total.requests), _share(_tokens(account), _tokens(total))
+            _share(account.requests, whole.requests), _share(_tokens(account), _tokens(whole))
         )
-        for layer, account in by_layer.items()
+        for layer, account in layers.items()
     }
 
 
-def by_layer(ledger: Ledger) -> dict[tuple[str, str], Account]:
-    """The ledger's sums by (layer, reason)."""
+def by_layer(accounts: Accounts) -> dict[tuple[str, str], Account]:
+    """The sums by (layer, reason)."""
     sums: dict[tuple[str, str], Account] = {}
-    for (_, _, layer, reason), account in ledger.accounts():
+    for (_, _, layer, reason), account in accounts.items():
         sums.setdefault((layer, reason), Account()).add(account)
     return sums
 
 
-def rows(ledger: Ledger) -> list[tuple[AccountName, Account]]:
+def rows(accounts: Accounts) -> list[tuple[AccountName, Account]]:
     """Every account, in a stable order."""
-    return sorted(ledger.accounts(), key=lambda row: row[0])
+    return sorted(accounts.items(), key=lambda row: row[0])
+
+
+def total(accounts: Accounts) -> Account:
+    """The sum over all accounts."""
+    whole = Account()
+    for account in accounts.values():
+        whole.add(account)
+    return whole
 
 
 def _tokens(account: Account) -> int:

@@ -27,7 +27,8 @@ class Ask(msgspec.Struct, gc=False):
     `bypass` names the reason why the answer must be neither looked up nor stored, or is empty.
     `stream` and `include_usage` shape the reply only; they aren't part of the key.
     `has_stream_options` says whether the body has that field at all. `record` is what the
-    inventory last had under the key: a short cut that the controller checks and renews.
+    inventory last had under the key: a short cut that the controller checks and renews. `ref` is
+    the request log's name for all this.
     """
 
     key: Key
@@ -39,6 +40,7 @@ class Ask(msgspec.Struct, gc=False):
     has_stream_options: bool = False
     bypass: str = ""
     record: Any = None
+    ref: int = -1
 
 
 class Want(msgspec.Struct, frozen=True, gc=False):
@@ -87,13 +89,47 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int = 0
 
 
+class Epoch(msgspec.Struct, frozen=True, gc=False):
+    """How many invalidations were known at some moment: what was asked for then is void if a later
+    one covers it. A new `generation` begins where the count was lost, and voids everything."""
+
+    generation: str = ""
+    number: int = 0
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """A stored answer and all that is known of it: what L2 keeps and L1 is filled from.
+
+    `asked_at` and `stored_at` are on the clock of whoever holds it. `status` is 200, but for an
+    error that is kept for a while on the operator's wish. `answer` is the driver's.
+    """
+
+    key: Key
+    check: Check
+    tenant: str
+    namespace: str
+    model: str
+    tags: tuple[str, ...]
+    epoch: Epoch
+    asked_at: float
+    stored_at: float
+    ttl_s: float
+    service_s: float
+    usage: Usage | None
+    size_bytes: int
+    answer: Any
+    status: int = 200
+
+
 class Outcome(msgspec.Struct, frozen=True, gc=False):
     """What came of one engine call. `unstorable` names the reason it may not be kept, or is empty.
 
-    `answer` is whatever the driver wants back at a hit, `size_bytes` its size.
+    `answer` is whatever the driver wants back at a hit, `size_bytes` its size. `status` is the
+    engine's, and other than 200 only where an error may be kept.
 
-    `asked_at` is when the call began: an invalidation after that moment forbids keeping it.
-    `service_s` is measured from there to the last byte. `joined` are the followers it served.
+    `asked_at` is when the call began, `epoch` what was invalidated by then: a later invalidation
+    forbids keeping it. `service_s` is measured from there to the last byte. `joined` are the
+    followers it served.
     """
 
     request: Request
@@ -104,6 +140,8 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     usage: Usage | None = None
     unstorable: str = ""
     joined: tuple[Request, ...] = ()
+    epoch: Epoch = Epoch()
+    status: int = 200
 
 
 # Decisions -----------------------------------------------------------------------------------
@@ -114,7 +152,7 @@ class Hit(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     `label` is the key in hexadecimal, as Cache-Status shows it (a variant's key may differ from
     the request's). `answer` is what the driver handed in with the outcome; the core never looks
-    at it.
+    at it. Until it is `plain_s` old nothing need be considered but that.
     """
 
     key: Key
@@ -122,11 +160,29 @@ class Hit(msgspec.Struct, frozen=True, gc=False, tag=True):
     stored_at: float
     ttl_s: float
     answer: Any
+    plain_s: float
+    status: int = 200
 
     @property
     def expires_at(self) -> float:
         """When its life ends."""
         return self.stored_at + self.ttl_s
+
+
+class Refresh(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Answer with this, though it is expired or soon will be, and start a flight that nobody
+    waits for: its answer takes the place of this one."""
+
+    hit: Hit
+    reason: Literal["stale-while-revalidate", "early"]
+
+
+class Look(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Ask L2 for these keys, and tell `on_found` what it had. `joinable`: equal requests join
+    meanwhile, and other processes are asked not to compute the same."""
+
+    keys: tuple[Key, ...]
+    joinable: bool
 
 
 class Join(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -150,17 +206,19 @@ class Reject(msgspec.Struct, frozen=True, gc=False, tag=True):
     reason: str
 
 
-Decision = Hit | Join | Forward | Reject
+Decision = Hit | Refresh | Look | Join | Forward | Reject
 
 
 # Effects -------------------------------------------------------------------------------------
 
 
 class Keep(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The answer is kept under `key`; who had to leave for it is gone."""
+    """The answer is worth keeping; who had to leave L1 for it is gone. `refused` is why L1 itself
+    doesn't hold it, or empty: L2 may all the same."""
 
-    key: Key
+    entry: Entry
     evicted: tuple[Key, ...] = ()
+    refused: str = ""
 
 
 class Drop(msgspec.Struct, frozen=True, gc=False, tag=True):

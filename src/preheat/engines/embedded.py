@@ -2,14 +2,19 @@
 
 from collections.abc import Callable, Sequence
 
-from preheat.engines.child import ChildSettings, EngineChild
+from preheat.engines.child import Address, ChildSettings, EngineChild
 from preheat.engines.openai import OpenAi
+from preheat.engines.worker import WorkerState
 from preheat.errors import EngineError
 from preheat.transport.client import Response, Timeouts
 
 
 class Embedded:
-    """Starts the child, asks it over HTTP like any other engine, and follows it when it restarts."""
+    """Asks the child over HTTP like any other engine, and follows it when it restarts.
+
+    `where` tells where it answers now, or None while it is down; without it the child is this
+    process's own, started and ended here.
+    """
 
     def __init__(
         self,
@@ -18,17 +23,21 @@ class Embedded:
         *,
         timeouts: Timeouts | None = None,
         on_event: Callable[[str, dict[str, object]], None],
+        where: Callable[[], Address | None] | None = None,
     ) -> None:
         self.name = name
         self.inject_usage = True
         self._timeouts = timeouts
-        self._child = EngineChild(settings, on_event=on_event)
+        self._child = None if where is not None else EngineChild(settings, on_event=on_event)
+        self._where = where
         self._engine: OpenAi | None = None
-        self._url = ""
+        self._at: Address | None = None
 
     async def start(self) -> None:
-        """Load the model. Raises EngineError with the reason where that fails."""
-        await self._child.start()
+        """Load the model, if the child is ours. Raises EngineError with the reason where that
+        fails."""
+        if self._child is not None:
+            await self._child.start()
 
     async def send(
         self,
@@ -44,25 +53,40 @@ class Embedded:
     @property
     def is_ready(self) -> bool:
         """Whether the child is up."""
-        return self._child.url is not None
+        return self._address() is not None
+
+    def workers(self) -> list[WorkerState]:
+        """The child, as it is asked."""
+        return [] if self._engine is None else self._engine.workers()
+
+    async def retire(self) -> None:
+        """Nobody takes over from it while it runs."""
+        await self.aclose()
 
     async def aclose(self) -> None:
-        """End the child."""
+        """End the connections, and the child if it is ours."""
         if self._engine is not None:
             await self._engine.aclose()
-        await self._child.aclose()
+        if self._child is not None:
+            await self._child.aclose()
+
+    def _address(self) -> Address | None:
+        if self._where is not None:
+            return self._where()
+        assert self._child is not None
+        return self._child.address
 
     async def _current(self) -> OpenAi:
-        url = self._child.url
-        if url is None:
+        address = self._address()
+        if address is None:
             raise EngineError(
                 f"the embedded engine {self.name} is starting again; try in a few seconds",
                 kind="start",
             )
-        if self._engine is None or url != self._url:
-            old, self._url = self._engine, url
+        if self._engine is None or address != self._at:
+            old, self._at = self._engine, address
             self._engine = OpenAi(
-                self.name, url, api_key=self._child.api_key, timeouts=self._timeouts
+                self.name, address.url, api_key=address.api_key, timeouts=self._timeouts
             )
             if old is not None:
                 await old.aclose()

@@ -5,12 +5,15 @@
 It speaks chat, completions, embeddings, responses, messages and models, counts tokens (one a
 byte of the rendered prompt), and has a KV cache: a block LRU of stated capacity (`fake_kv`).
 Unasked it answers "A1", "A2", … so that a wrong cache hit shows as a repeated number.
+For routers that ask a worker for tokens before they choose one it has vLLM's
+`/v1/chat/completions/render` and `/tokenize` (a token for four bytes there, as real ones have;
+neither is a call, nor is it in the log).
 
 `POST /fake/script` sets what it says next:
 
-    {"replies": [REPLY, …], "default": "count" | "echo" | REPLY, "delay_s": 0}
+    {"replies": [REPLY, …], "default": "count" | "echo" | REPLY, "delay_s": 0, "flaws": {…}}
 
-Each call takes the next reply, then the default. A REPLY is an object with any of
+Each call takes the next reply, then the default; `fake_flaws` has the flaws. A REPLY is an object with any of
 
     content, finish_reason, tool_calls [{id, name, arguments}], reasoning, usage, pieces (how many
     deltas a streamed content has), message (more fields of the message), fields (more of the body)
@@ -36,8 +39,10 @@ from typing import Any, Final
 
 import msgspec
 
+from preheat.engines.fake_flaws import Flaws
 from preheat.engines.fake_kv import BlockLru
 from preheat.engines.openai import OpenAi
+from preheat.engines.worker import WorkerState
 from preheat.errors import EngineError
 from preheat.transport.client import Response
 from preheat.transport.server import Exchange, HttpServer, Limits, Refusal
@@ -45,7 +50,9 @@ from preheat.transport.server import Exchange, HttpServer, Limits, Refusal
 _LOGGED: Final = 1_000
 _JSON: Final = b"Content-Type: application/json\r\n"
 _EVENTS: Final = b"Content-Type: text/event-stream\r\n"
+_PLAIN: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\n"
 _DIMENSIONS: Final = 8
+_RENDERED: Final = frozenset({"/v1/chat/completions/render", "/tokenize"})
 
 
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,13 +83,21 @@ class Script(msgspec.Struct, forbid_unknown_fields=True):
     replies: list[Reply] = []
     default: str | Reply = "count"
     delay_s: float = 0.0
+    flaws: Flaws = Flaws()
 
 
 class FakeEngine:
     """The script, the KV cache, and what has been asked."""
 
-    def __init__(self, *, capacity_blocks: int = 16_384, script: Script | None = None) -> None:
-        self._kv = BlockLru(capacity_blocks)
+    def __init__(
+        self,
+        *,
+        capacity_blocks: int = 16_384,
+        logged: int = _LOGGED,
+        script: Script | None = None,
+    ) -> None:
+        self._kv = BlockLru(capacity_blocks) if capacity_blocks else None
+        self._logged = logged
         self._script = script or Script()
         self._forget()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -94,9 +109,15 @@ class FakeEngine:
             self._control(exchange, path)
         elif path == "/health":
             exchange.reply(_head(200), b"{}")
+        elif self._script.flaws.is_refused(exchange.headers):
+            exchange.reply(_head(401), _encode({"error": {"message": "Unauthorized"}}))
         elif path == "/v1/models":
-            models = [{"id": "fake", "object": "model", "created": 0, "owned_by": "preheat"}]
-            exchange.reply(_head(200), _encode({"object": "list", "data": models}))
+            exchange.reply(_head(200), _encode(self._script.flaws.model_list()))
+        elif path == "/metrics" and self._script.flaws.metrics:
+            page = self._script.flaws.metrics_page(self._queried_tokens, self._hit_tokens)
+            exchange.reply(_PLAIN, page)
+        elif path in _RENDERED:
+            exchange.reply(_head(200), _tokens_of(exchange.body))
         else:
             task = asyncio.get_running_loop().create_task(self._answer(exchange, path))
             self._tasks.add(task)
@@ -108,7 +129,8 @@ class FakeEngine:
         self._cancelled = 0
         self._running = 0
         self._most_at_once = 0
-        self._requests: deque[dict[str, Any]] = deque(maxlen=_LOGGED)
+        self._queried_tokens = self._hit_tokens = 0
+        self._requests: deque[dict[str, Any]] = deque(maxlen=self._logged)
 
     def _control(self, exchange: Exchange, path: str) -> None:
         if path == "/fake/script":
@@ -119,7 +141,8 @@ class FakeEngine:
                 return
         elif path == "/fake/reset":
             self._forget()
-            self._kv.clear()
+            if self._kv is not None:
+                self._kv.clear()
             self._script = Script()
         elif path != "/fake/log":
             exchange.reply(_head(404), b"{}")
@@ -137,14 +160,8 @@ class FakeEngine:
         self._calls += 1
         self._running += 1
         self._most_at_once = max(self._most_at_once, self._running)
-        self._requests.append(
-            {
-                "path": path,
-                "method": exchange.method.decode(),
-                "headers": {k.decode(): v.decode("latin-1") for k, v in exchange.headers.items()},
-                "body_b64": base64.b64encode(exchange.body).decode(),
-            }
-        )
+        if self._logged:
+            self._requests.append(_logged(exchange, path))
         try:
             await self._perform(exchange, path, self._calls)
         except asyncio.CancelledError:
@@ -190,15 +207,28 @@ class FakeEngine:
         self, exchange: Exchange, path: str, asked: dict[str, Any], reply: Reply, number: int
     ) -> None:
         prompt = _rendered(asked)
-        cached_tokens = self._kv.serve(list(prompt))  # a token a byte
-        usage = reply.usage or _usage(prompt, reply, cached_tokens)
+        # A token a byte.
+        cached_tokens = self._kv.serve(list(prompt)) if self._kv is not None else 0
+        self._queried_tokens += len(prompt) if self._kv is not None else 0
+        self._hit_tokens += cached_tokens
+        flaws = self._script.flaws
+        if flaws.token_s:
+            await asyncio.sleep(flaws.token_s * (len(prompt) - cached_tokens))
+        refused = flaws.refused_field(asked)
+        usage = flaws.told(reply.usage or _usage(prompt, reply, cached_tokens))
         shape = _SHAPES.get(path)
         if shape is None:
             exchange.reply(_head(404), _encode({"error": {"message": "no such path", "code": 404}}))
+        elif refused:
+            message = f"Extra inputs are not permitted: {refused}"
+            exchange.reply(_head(400), _encode({"error": {"message": message, "code": 400}}))
         elif path in _STREAMED and (asked.get("stream") or reply.sse is not None):
             await self._stream(exchange, path, asked, reply, usage, number)
         else:
-            exchange.reply(_head(200, reply), _encode(shape(asked, reply, usage, number)))
+            body = shape(asked, reply, usage, number)
+            if flaws.usage == "never":
+                body.pop("usage", None)
+            exchange.reply(_head(200, reply), _encode(body))
 
     async def _stream(
         self,
@@ -210,6 +240,7 @@ class FakeEngine:
         number: int,
     ) -> None:
         wants_usage = bool((asked.get("stream_options") or {}).get("include_usage"))
+        wants_usage = wants_usage and self._script.flaws.usage == "told"
         extra = b"".join(b"%b: %b\r\n" % (k.encode(), v.encode()) for k, v in reply.headers.items())
         exchange.begin(b"HTTP/1.1 200 OK\r\n" + _EVENTS + extra)
         for position, event in enumerate(
@@ -271,11 +302,28 @@ class Fake:
         """Whether it listens."""
         return self._engine is not None
 
+    def workers(self) -> list[WorkerState]:
+        """Itself, as it is asked."""
+        return [] if self._engine is None else self._engine.workers()
+
+    async def retire(self) -> None:
+        """Nobody takes over from it while it runs."""
+        await self.aclose()
+
     async def aclose(self) -> None:
         """End the server."""
         if self._engine is not None:
             await self._engine.aclose()
         await self._server.aclose()
+
+
+def _logged(exchange: Exchange, path: str) -> dict[str, Any]:
+    return {
+        "path": path,
+        "method": exchange.method.decode(),
+        "headers": {k.decode(): v.decode("latin-1") for k, v in exchange.headers.items()},
+        "body_b64": base64.b64encode(exchange.body).decode(),
+    }
 
 
 def _head(status: int, reply: Reply | None = None) -> bytes:
@@ -298,6 +346,17 @@ def _rendered(asked: dict[str, Any]) -> bytes:
         return str(asked.get("prompt") or asked.get("input") or "").encode("utf-8", "replace")
     lines = [f"<{m.get('role')}>{m.get('content')}" for m in messages if isinstance(m, dict)]
     return "\n".join(lines).encode("utf-8", "replace")
+
+
+def _tokens_of(body: bytes) -> bytes:
+    """What vLLM answers where only the prompt's tokens are asked for, in either form's fields."""
+    try:
+        asked = json.loads(body)
+    except ValueError:
+        asked = {}
+    prompt = _rendered(asked if isinstance(asked, dict) else {})
+    tokens = [int.from_bytes(prompt[at : at + 4]) % 128_000 for at in range(0, len(prompt), 4)]
+    return _encode({"token_ids": tokens, "tokens": tokens, "count": len(tokens)})
 
 
 def _last_text(asked: dict[str, Any]) -> str:
@@ -515,7 +574,9 @@ def _refuse(refusal: Refusal) -> tuple[bytes, bytes]:
 async def _serve(options: argparse.Namespace) -> None:
     default = options.reply if options.reply in {"count", "echo"} else Reply(content=options.reply)
     script = Script(default=default, delay_s=options.delay_s)
-    engine = FakeEngine(capacity_blocks=options.capacity_blocks, script=script)
+    engine = FakeEngine(
+        capacity_blocks=options.capacity_blocks, logged=options.logged, script=script
+    )
     server = HttpServer(engine.handle, _refuse, Limits())
     host, _, port = options.listen.rpartition(":")
     taken = await server.listen(host, int(port))
@@ -537,7 +598,12 @@ def main() -> None:
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
     parser.add_argument("--reply", default="count", metavar="count|echo|TEXT")
     parser.add_argument("--delay-s", type=float, default=0.0, help="before each answer")
-    parser.add_argument("--capacity-blocks", type=int, default=16_384, help="of 16 tokens")
+    parser.add_argument(
+        "--capacity-blocks", type=int, default=16_384, help="of 16 tokens; 0: no KV cache"
+    )
+    parser.add_argument(
+        "--logged", type=int, default=_LOGGED, help="requests kept for /fake/log; 0: none"
+    )
     options = parser.parse_args()
     try:
         import uvloop

@@ -1,43 +1,50 @@
 """Any server that speaks OpenAI's API: vLLM, SGLang, TGI, llama.cpp, or a hosted one."""
 
-import time
 from collections.abc import Sequence
-from typing import Final
+from importlib import import_module
+from typing import Any
 from urllib.parse import urlsplit
 
 from preheat.core.breaker import Breaker
-from preheat.errors import ConfigError, EngineError
+from preheat.engines.group import Group, Rules
+from preheat.engines.worker import HttpClient, WorkerState
+from preheat.errors import ConfigError
 from preheat.transport.client import Client, Response, Timeouts
-
-_FAILING: Final = frozenset({502, 503, 504})
 
 
 class OpenAi:
-    """One upstream address, its key, its time limits, and a breaker for when it is down."""
+    """One upstream, or several equal ones: their key and their time limits."""
 
     def __init__(
         self,
         name: str,
-        url: str,
+        urls: str | Sequence[str],
         *,
         api_key: str = "",
         timeouts: Timeouts | None = None,
         max_connections: int = 256,
+        http2: bool = False,
         breaker: Breaker | None = None,
+        rules: Rules | None = None,
         inject_usage: bool = True,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ConfigError(
-                f"engines.{name}.url: expected http(s)://host[:port][/v1], got {url!r}"
-            )
+        """Check the urls; connect to nothing yet. `breaker` is the pattern of each one's own.
+        Raises ConfigError."""
         self.name = name
         self.inject_usage = inject_usage
-        self._client = Client(url, timeouts=timeouts or Timeouts(), max_connections=max_connections)
-        # A bare address means the usual place.
-        self._base = parts.path.rstrip("/").encode() or b"/v1"
         self._key = [(b"authorization", b"Bearer " + api_key.encode())] if api_key else []
-        self._breaker = breaker or Breaker()
+        self._timeouts = timeouts or Timeouts()
+        self._max_connections = max_connections
+        self._http2 = _http2_client(name) if http2 else None
+        self._group = Group(
+            name,
+            [urls] if isinstance(urls, str) else urls,
+            connect=self._connect,
+            breaker=breaker or Breaker(),
+            rules=rules or Rules(),
+            probe_headers=self._key,
+        )
+        self._send = self._group.send
 
     async def start(self) -> None:
         """Nothing to do: connections are opened when they are needed."""
@@ -49,34 +56,61 @@ class OpenAi:
         headers: Sequence[tuple[bytes, bytes]],
         body: bytes,
     ) -> Response:
-        """Ask, unless the breaker is open."""
-        now = time.monotonic()
-        if not self._breaker.allows(now):
-            raise EngineError(
-                f"engine {self.name} is failing; it is tried again in "
-                f"{self._breaker.retry_after_s(now):.0f} s",
-                kind="breaker-open",
-                retry_after_s=max(1.0, self._breaker.retry_after_s(now)),
-            )
-        try:
-            response = await self._client.request(
-                method, self._base + path, [*headers, *self._key], body
-            )
-        except EngineError as error:
-            if error.kind != "queue":  # that is our own limit, not the engine's failure
-                self._breaker.failed(time.monotonic())
-            raise
-        if response.status in _FAILING:
-            self._breaker.failed(time.monotonic())
-        else:
-            self._breaker.succeeded()
-        return response
+        """Ask whoever is well and has least to do; `Response.worker` says who answered."""
+        return await self._send(method, path, [*headers, *self._key], body)
 
     @property
     def is_ready(self) -> bool:
-        """Whether the breaker would let a request through."""
-        return self._breaker.would_allow(time.monotonic())
+        """Whether any of them may be asked."""
+        return self._group.is_ready
+
+    def workers(self) -> list[WorkerState]:
+        """How each of them is."""
+        return self._group.workers()
+
+    def drain(self, worker: str) -> bool:
+        """Let that one take nothing more. Whether there is one of that name."""
+        return self._group.set_draining(worker, is_draining=True)
+
+    def undrain(self, worker: str) -> bool:
+        """Let it take requests again."""
+        return self._group.set_draining(worker, is_draining=False)
+
+    def reconfigure(self, urls: str | Sequence[str], rules: Rules) -> None:
+        """Other addresses and rules, whole or not at all; who stays keeps its connections and its
+        state. Raises ConfigError."""
+        self._group.reconfigure([urls] if isinstance(urls, str) else urls, rules)
+
+    async def retire(self) -> None:
+        """End what is under way, then close: another engine has taken over."""
+        await self._group.retire()
 
     async def aclose(self) -> None:
         """Close its connections."""
-        await self._client.aclose()
+        await self._group.aclose()
+
+    def _connect(self, url: str) -> HttpClient:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ConfigError(
+                f"engines.{self.name}.url: expected http(s)://host[:port][/v1], got {url!r}"
+            )
+        make = self._http2 if self._http2 and parts.scheme == "https" else Client
+        try:
+            client: HttpClient = make(
+                url, timeouts=self._timeouts, max_connections=self._max_connections
+            )
+        except ValueError as error:
+            raise ConfigError(f"engines.{self.name}.url: {error}") from None
+        return client
+
+
+def _http2_client(name: str) -> Any:
+    """The class; its library is needed only by those who want it."""
+    try:
+        return import_module("preheat.transport.http2").Http2Client
+    except ModuleNotFoundError:
+        raise ConfigError(
+            f"engines.{name}.http2: needs a package that isn't installed; "
+            "run: pip install 'preheat[http2]'"
+        ) from None

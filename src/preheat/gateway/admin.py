@@ -15,14 +15,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from preheat.config import Settings
-from preheat.core.controller import Controller
-from preheat.core.inventory import Inventory
-from preheat.core.ledger import NANO, Account, Ledger
-from preheat.core.stats import Counters, by_layer, hit_ratios, rows
+from preheat.core.ledger import NANO, Account
+from preheat.core.stats import by_layer, hit_ratios, rows, total
 from preheat.core.types import Invalidation, Key
+from preheat.errors import StoreError
+from preheat.gateway.hosting import Host
+from preheat.gateway.l2 import L2
 from preheat.gateway.openapi import document
 from preheat.telemetry.logs import Log
-from preheat.telemetry.metrics import CONTENT_TYPE, Metrics
+from preheat.telemetry.metrics import CONTENT_TYPE, render
 from preheat.wire.openai import error_body
 
 _SHOWN_ENTRIES: Final = 1_000
@@ -48,32 +49,26 @@ class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AdminApp:
-    """Builds the application; what it shows is read when it is asked for."""
+    """Builds the application; what it shows is read when it is asked for, of the whole host."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: Callable[[], Settings],
         api_key: str,
-        controller: Controller,
-        inventory: Inventory,
-        ledger: Ledger,
-        counters: Counters,
-        metrics: Metrics,
+        host: Host,
+        l2: L2 | None,
         log: Log,
         *,
         is_ready: Callable[[], bool],
-        clock: Callable[[], float],
+        upstreams: Callable[[], list[Any]],
     ) -> None:
         self._settings = settings
         self._api_key = api_key.encode()
-        self._controller = controller
-        self._inventory = inventory
-        self._ledger = ledger
-        self._counters = counters
-        self._metrics = metrics
+        self._host = host
+        self._l2 = l2
         self._log = log
         self._is_ready = is_ready
-        self._clock = clock
+        self._upstreams = upstreams
         self.routes: Final = [
             Route("/healthz", self._health),
             Route("/readyz", self._ready),
@@ -81,6 +76,7 @@ class AdminApp:
             Route("/preheat/v1/stats", self._stats),
             Route("/preheat/v1/ledger", self._show_ledger),
             Route("/preheat/v1/config", self._config),
+            Route("/preheat/v1/workers", self._workers),
             Route("/preheat/v1/openapi.json", self._openapi),
             Route("/preheat/v1/invalidate", self._invalidate, methods=["POST"]),
         ]
@@ -95,51 +91,58 @@ class AdminApp:
         return Response("not ready\n", status_code=503, media_type="text/plain")
 
     async def _show_metrics(self, request: Request) -> Response:
-        self._inventory.settle(self._clock())
-        if not self._settings.telemetry.open_metrics:
+        if not self._settings().telemetry.open_metrics:
             self._guard(request)
-        return Response(self._metrics.render(), media_type=CONTENT_TYPE)
+        return Response(render(await self._host.snapshots()), media_type=CONTENT_TYPE)
 
     async def _stats(self, request: Request) -> Response:
         self._guard(request)
-        self._inventory.settle(self._clock())
-        counters, inventory = self._counters, self._inventory
+        counted = await self._host.snapshots()
+        gauges, totals, words = counted.gauges, counted.totals, counted.words
         return _json(
             {
-                "hit_ratio": hit_ratios(self._ledger),
+                "hit_ratio": hit_ratios(counted.accounts),
                 "answers": {
                     f"{layer}/{reason}": account.requests
-                    for (layer, reason), account in sorted(by_layer(self._ledger).items())
+                    for (layer, reason), account in sorted(by_layer(counted.accounts).items())
                 },
                 "l1": {
-                    "bytes": inventory.size_bytes,
-                    "entries": len(inventory),
-                    "budget_bytes": inventory.budget_bytes,
-                    "budget_entries": inventory.budget_entries,
-                    "stored": counters.stored,
-                    "evicted": counters.evicted,
-                    "expired": counters.expired,
-                    "invalidated": counters.invalidated,
-                    "not_stored": counters.dropped,
+                    "bytes": gauges["l1_bytes"],
+                    "entries": gauges["l1_entries"],
+                    "budget_bytes": gauges["l1_budget_bytes"],
+                    "budget_entries": gauges["l1_budget_entries"],
+                    "stored": totals["stored"],
+                    "evicted": totals["evicted"],
+                    "expired": totals["expired"],
+                    "invalidated": totals["invalidated"],
+                    "not_stored": words["dropped"],
                 },
-                "sampled_repeats": counters.sampled_repeats,
-                "refused": counters.refused,
-                "engine_errors": counters.engine_errors,
+                "l2": {
+                    name.removeprefix("l2_"): value
+                    for name, value in counted.shared.items()
+                    if name.startswith("l2_")
+                }
+                | {"events": words["l2"]},
+                "workers": gauges["workers"],
+                "stale": words["stale"],
+                "sampled_repeats": totals["sampled_repeats"],
+                "refused": words["refused"],
+                "engine_errors": words["engine_errors"],
                 "seconds": {
-                    layer: {"count": histogram.count, "sum_s": histogram.sum_s}
-                    for layer, histogram in counters.latency.items()
+                    layer: {"count": sum(counts), "sum_s": sum_s}
+                    for layer, (counts, sum_s) in counted.latency.items()
                 },
             }
         )
 
     async def _show_ledger(self, request: Request) -> Response:
         self._guard(request)
-        self._inventory.settle(self._clock())
+        accounts = (await self._host.snapshots()).accounts
         return _json(
             {
                 "unit": "picodollar",
                 "basis_of_seconds": "measured",
-                **_sums(self._ledger.total()),
+                **_sums(total(accounts)),
                 "rows": [
                     {
                         "tenant": tenant,
@@ -149,14 +152,18 @@ class AdminApp:
                         "detail": reason,
                     }
                     | _sums(account)
-                    for (tenant, model, layer, reason), account in rows(self._ledger)
+                    for (tenant, model, layer, reason), account in rows(accounts)
                 ],
             }
         )
 
+    async def _workers(self, request: Request) -> Response:
+        self._guard(request)
+        return _json({"workers": await self._host.workers(), "upstreams": self._upstreams()})
+
     async def _config(self, request: Request) -> Response:
         self._guard(request)
-        return _json(self._settings)
+        return _json(self._settings())
 
     async def _openapi(self, request: Request) -> Response:
         self._guard(request)
@@ -167,7 +174,8 @@ class AdminApp:
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise HTTPException(415, "send it as application/json")
         what, dry_run = _wanted(await request.body())
-        removed = self._controller.on_invalidate(what, self._clock(), dry_run=dry_run)
+        number = None if dry_run else await self._publish(what)
+        removed = await self._host.invalidate(what, number=number, dry_run=dry_run)
         audit_id = secrets.token_hex(8)
         self._log.audit(
             "invalidate",
@@ -191,6 +199,18 @@ class AdminApp:
                 "audit_id": audit_id,
             }
         )
+
+    async def _publish(self, what: Invalidation) -> int | None:
+        """Tell all who share L2. Where that fails nothing is forgotten here either, so that nobody
+        takes half of it for the whole."""
+        if self._l2 is None:
+            return None
+        try:
+            return (await self._l2.publish(what)).number
+        except StoreError as error:
+            raise HTTPException(
+                503, f"L2 can't be told ({error.kind}), so nothing was forgotten: send it again"
+            ) from None
 
     def _guard(self, request: Request) -> None:
         """The admin key; without one configured, only programs on this machine get in."""
@@ -269,12 +289,15 @@ def _json(value: Any) -> Response:
 async def _http_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = "authentication_error" if error.status_code == 401 else "invalid_request_error"
+    if error.status_code == 503:
+        kind = "server_error"
     code = {
         401: "invalid-admin-key",
         403: "admin-forbidden",
         404: "not-found",
         405: "method-not-allowed",
         415: "unsupported-type",
+        503: "store-unreachable",
     }.get(error.status_code, "invalid-body")
     message = error.detail
     if error.status_code == 404:

@@ -2,18 +2,25 @@
 
 import asyncio
 import re
+import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from preheat.config import Settings
 from preheat.core.controller import Controller
-from preheat.core.stats import Counters
-from preheat.engines import Engine
+from preheat.core.inventory import Inventory
+from preheat.core.ledger import Ledger
+from preheat.core.stats import Counters, Snapshot, snapshot
+from preheat.core.types import Invalidation, Key, Removed
 from preheat.errors import RequestError
 from preheat.gateway import heads
 from preheat.gateway.asgi import App, AsgiDoor
+from preheat.gateway.l2 import L2
 from preheat.gateway.proxy import Proxy, log_bug
 from preheat.gateway.relay import Relay
+from preheat.gateway.reload import Prepared, Reload
+from preheat.gateway.upstreams import Upstreams
 from preheat.telemetry.logs import Log
 from preheat.transport.server import Exchange, HttpServer, Limits, Refusal
 from preheat.wire.openai import DIALECTS
@@ -26,15 +33,18 @@ _BAD_PATH: Final = re.compile(rb"(?:^|/)(?:\.|%2e){1,2}(?:/|%2f|$)|\\|%5c|%00|//
 
 
 class Gateway:
-    """Everything that runs: the servers, the engines, the ticker. Built by `wiring`."""
+    """Everything that runs in one process: servers, engines, the ticker. Built by `assembly`."""
 
     def __init__(
         self,
         proxy: Proxy,
         relay: Relay,
         controller: Controller,
+        inventory: Inventory,
+        ledger: Ledger,
         counters: Counters,
-        engines: Mapping[str, Engine],
+        upstreams: Upstreams,
+        l2: L2 | None,
         log: Log,
         limits: Limits,
         *,
@@ -44,8 +54,12 @@ class Gateway:
         self.proxy = proxy
         self._relay = relay
         self._controller = controller
+        self._inventory = inventory
+        self._ledger = ledger
         self._counters = counters
-        self._engines = engines
+        self._upstreams = upstreams
+        self._l2 = l2
+        self._l2_size: dict[str, float] = {}
         self._clock = clock
         self._admin: AsgiDoor | None = None
         self._is_admin_apart = False
@@ -53,6 +67,7 @@ class Gateway:
         self._admin_server: HttpServer | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._is_started = False
+        self.reload: Reload
         self.admin_url = ""  # empty where the admin routes are on the gateway's own port
 
     def mount(self, app: App, *, apart: bool) -> None:
@@ -61,9 +76,11 @@ class Gateway:
         self._is_admin_apart = apart
 
     async def start_engines(self) -> None:
-        """Make every engine ready. Raises EngineError."""
+        """Make L2 and every engine ready. Raises EngineError and ConfigError."""
         asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
-        for engine in self._engines.values():
+        if self._l2 is not None:
+            await self._l2.start()
+        for engine in self._upstreams.engines.values():
             await engine.start()
         self._is_started = True
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
@@ -78,9 +95,19 @@ class Gateway:
         port = await self._admin_server.listen(host, port)
         self.admin_url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    async def drain(self, within_s: float) -> bool:
-        """Accept nothing more and let what is under way end; False where time ran out."""
-        return await self._server.drain(within_s)
+    async def accept(self, listening: Sequence[socket.socket], tls: ssl.SSLContext | None) -> None:
+        """Accept requests at these sockets."""
+        await self._server.accept(listening, tls)
+
+    async def accept_admin(self, listening: Sequence[socket.socket]) -> None:
+        """Accept admin requests at sockets of their own."""
+        self._admin_server = HttpServer(self._handle_admin, self._refuse, self._server.limits)
+        await self._admin_server.accept(listening)
+
+    async def drain(self, within_s: float, linger_s: float = 0.0) -> bool:
+        """Accept nothing more and let what is under way end; False where time ran out. Idle
+        connections stay for `linger_s`."""
+        return await self._server.drain(within_s, linger_s)
 
     async def aclose(self) -> None:
         """End everything that is left."""
@@ -89,27 +116,62 @@ class Gateway:
         await self._server.aclose()
         if self._admin_server is not None:
             await self._admin_server.aclose()
-        await self.proxy.flights.aclose()
+        await self.proxy.departures.aclose()
+        await self.reload.aclose()
         await self._relay.aclose()
+        if self._l2 is not None:
+            await self._l2.aclose()
         if self._admin is not None:
             await self._admin.aclose()
-        await asyncio.gather(*(engine.aclose() for engine in self._engines.values()))
+        await asyncio.gather(*(engine.aclose() for engine in self._upstreams.engines.values()))
         self.log.close()
 
     @property
     def is_ready(self) -> bool:
         """Whether requests have a chance: an engine is up, and no drain has begun."""
-        is_up = any(engine.is_ready for engine in self._engines.values())
-        return self._is_started and is_up and not self._server.is_draining
+        return self._is_started and self._upstreams.is_ready and not self._server.is_draining
 
-    def gauges(self) -> dict[str, float]:
-        """What is true at this moment, for the metrics."""
-        return {
-            "preheat_connections": len(self._server.connections),
-            "preheat_flights": len(self.proxy.flights),
-            "preheat_log_dropped": self.log.dropped,
-            "preheat_engines_ready": sum(engine.is_ready for engine in self._engines.values()),
+    def snapshot(self) -> Snapshot:
+        """All that this process counted, and what it holds at this moment."""
+        inventory = self._inventory
+        inventory.settle(self._clock())
+        gauges = {
+            "workers": 1.0,
+            "connections": len(self._server.connections),
+            "flights": len(self.proxy.departures),
+            "log_dropped": self.log.dropped,
+            "l1_bytes": inventory.size_bytes,
+            "l1_budget_bytes": inventory.budget_bytes,
+            "l1_entries": len(inventory),
+            "l1_budget_entries": inventory.budget_entries,
         }
+        ready = sum(engine.is_ready for engine in self._upstreams.engines.values())
+        shared = {"engines_ready": float(ready), **self._l2_size}
+        return snapshot(self._ledger, self._counters, gauges, shared)
+
+    async def invalidate(self, what: Invalidation, number: int | None, dry_run: bool) -> Removed:  # noqa: FBT001  as the processes' messages have it
+        """Forget it in this process's L1, and what is being computed of it; `number` is the
+        board's, None where nobody else counts."""
+        if not dry_run:
+            mark = self._controller.epoch
+            self._controller.on_invalidate(what, mark.number + 1 if number is None else number)
+            if self._l2 is not None and number is not None:
+                self._l2.note_applied(number)
+        keys: list[Key] = []
+        size_bytes = 0
+        for removed in self._controller.sweep(what, dry_run=dry_run):
+            keys += removed.keys
+            size_bytes += removed.size_bytes
+            await asyncio.sleep(0)
+        return Removed(tuple(keys), size_bytes)
+
+    def prepare(self, settings: Settings) -> Prepared:
+        """Make what these settings need, and change nothing yet. Raises ConfigError."""
+        return self.reload.prepare(settings)
+
+    def commit(self, prepared: Prepared) -> None:
+        """Go on with what was prepared."""
+        self.reload.commit(prepared)
 
     def _handle(self, exchange: Exchange) -> None:
         """Where a request goes. The edge: nothing it raises leaves it."""
@@ -178,5 +240,16 @@ class Gateway:
             try:
                 while self._controller.on_tick(self._clock()):  # noqa: ASYNC110  gives way between portions
                     await asyncio.sleep(0)
+                await self._measure_l2()
             except Exception as bug:  # noqa: BLE001  a tick that fails mustn't be the last one
                 self._on_bug(bug)
+
+    async def _measure_l2(self) -> None:
+        if self._l2 is None:
+            return
+        size = await self._l2.size()
+        self._l2_size = {"l2_up": float(size is not None)}
+        if size is not None:
+            self._l2_size |= {"l2_bytes": size.size_bytes, "l2_entries": size.entries}
+            if size.budget_bytes:
+                self._l2_size["l2_budget_bytes"] = size.budget_bytes

@@ -1,64 +1,80 @@
 """The gateway from its settings."""
 
 import secrets
+import socket
+from collections.abc import Callable, Sequence
 
 from preheat import config, wiring
 from preheat.config import Settings
+from preheat.core.breaker import Breaker
 from preheat.gateway.admin import AdminApp
 from preheat.gateway.app import Gateway
+from preheat.gateway.hosting import Alone, Host
 from preheat.gateway.intake import Intake, Tenants
+from preheat.gateway.l2 import L2
 from preheat.gateway.proxy import Proxy, log_bug
 from preheat.gateway.relay import Relay
-from preheat.gateway.upstreams import VIA, Model, Upstreams
+from preheat.gateway.reload import Reload
+from preheat.gateway.table import engines_of, table_of
+from preheat.gateway.upstreams import VIA, Upstreams
 from preheat.telemetry.logs import Log
+from preheat.wire.entry import Codec
 
 
-def assemble(settings: Settings, log: Log) -> Gateway:
+def assemble(settings: Settings, log: Log, host: Host | None = None) -> Gateway:
     """All its objects, not started yet. Raises ConfigError."""
     settings = wiring.with_defaults(settings)
+    alone = Alone()
+    host = host or alone
     parts = wiring.Parts(settings, log)
-    upstreams = _upstreams(settings, log)
+    secret = wiring.secret(settings)
+    upstreams = Upstreams(table_of(settings, engines_of(settings, log, host)))
+    keyring = wiring.keyring(settings, secret, upstreams.identity_of)
     keyed = tuple(
         header for engine in settings.engines.values() for header in engine.forward_headers
     )
     intake = Intake(
-        Tenants(wiring.tenant_keys(settings)),
-        wiring.keyring(settings, upstreams.identity_of),
-        f"{secrets.token_hex(4)}-",
-        keyed,
-        VIA,
+        Tenants(wiring.tenant_keys(settings)), keyring, f"{secrets.token_hex(4)}-", keyed, VIA
     )
+
+    def on_bug(bug: Exception) -> None:
+        log_bug(log, bug)
+
+    l2 = _l2(settings, secret, parts, log, on_bug)
     proxy = Proxy(
         parts.controller,
         intake,
         upstreams,
         parts.counters,
         log,
-        fallback=settings.fallback_message,
+        l2,
         log_requests=settings.telemetry.log_requests,
-    )
-    relay = Relay(intake, upstreams, parts.counters, log, lambda bug: log_bug(log, bug))
-    gateway = Gateway(
-        proxy,
-        relay,
-        parts.controller,
-        parts.counters,
-        upstreams.engines,
-        log,
-        wiring.limits(settings),
         clock=parts.clock,
     )
-    admin = AdminApp(
-        settings,
-        wiring.admin_key(settings),
+    proxy.fallback = settings.fallback_message
+    gateway = Gateway(
+        proxy,
+        Relay(intake, upstreams, parts.counters, log, on_bug),
         parts.controller,
         parts.inventory,
         parts.ledger,
         parts.counters,
-        parts.metrics(gateway.gauges),
+        upstreams,
+        l2,
+        log,
+        wiring.limits(settings),
+        clock=parts.clock,
+    )
+    alone.gateway = gateway
+    gateway.reload = Reload(settings, parts, proxy, upstreams, keyring, host, log)
+    admin = AdminApp(
+        lambda: gateway.reload.settings,
+        wiring.admin_key(settings),
+        host,
+        l2,
         log,
         is_ready=lambda: gateway.is_ready,
-        clock=parts.clock,
+        upstreams=upstreams.states,
     )
     gateway.mount(admin.app, apart=bool(settings.admin.listen))
     return gateway
@@ -75,21 +91,38 @@ async def listen(gateway: Gateway, settings: Settings) -> str:
     return f"{'https' if tls else 'http'}://{shown}:{port}"
 
 
-def _upstreams(settings: Settings, log: Log) -> Upstreams:
-    made = {name: wiring.engine(name, engine, log) for name, engine in settings.engines.items()}
-    first = next(iter(made))
-    models = {}
-    for name, model in settings.models.items():
-        engine = model.engine or first
-        alias = model.alias or name
-        identity = "\n".join((engine, made[engine][1], alias, model.version))
-        models[name] = Model(engine, alias, identity)
-    return Upstreams(
-        {name: engine for name, (engine, _) in made.items()},
-        models,
-        {name: "\n".join((name, weights)) for name, (_, weights) in made.items()},
-        {
-            name: tuple(header.lower().encode() for header in engine.forward_headers)
-            for name, engine in settings.engines.items()
-        },
+async def accept(
+    gateway: Gateway,
+    settings: Settings,
+    listening: Sequence[socket.socket],
+    admin: Sequence[socket.socket],
+) -> None:
+    """Start accepting requests at sockets that were opened elsewhere."""
+    await gateway.accept(listening, wiring.tls(settings))
+    if admin:
+        await gateway.accept_admin(admin)
+
+
+def _l2(
+    settings: Settings,
+    secret: bytes,
+    parts: wiring.Parts,
+    log: Log,
+    on_bug: Callable[[Exception], None],
+) -> L2 | None:
+    store = wiring.store(settings, log)
+    if store is None:
+        return None
+    return L2(
+        store,
+        Codec(secret),
+        Breaker(settings.l2.breaker_failures, settings.l2.breaker_open_s),
+        parts.controller,
+        parts.counters,
+        log,
+        timeout_s=settings.l2.timeout_s,
+        queue_bytes=settings.l2.queue_bytes,
+        has_company=settings.listen.workers > 1,
+        clock=parts.clock,
+        on_bug=on_bug,
     )

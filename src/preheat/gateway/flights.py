@@ -8,15 +8,14 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from preheat.core.types import Request, RequestId, Usage
-from preheat.engines import Engine
+from preheat.core.types import Epoch, Request, Usage
 from preheat.errors import EngineError
 from preheat.gateway import heads
+from preheat.gateway.listeners import Call, Listener, Piece
 from preheat.gateway.upstreams import header_of, passed_response_headers
 from preheat.transport.client import Response
-from preheat.transport.server import Exchange
 from preheat.wire import openai
 from preheat.wire.sse import EventTooLargeError, SseDecoder, data_of
 
@@ -24,113 +23,36 @@ BUFFER_BYTES: Final = 8_388_608
 _PIECE_BYTES: Final = 160  # what an event costs beside its bytes
 _NO_ANSWER: Final = frozenset({"no-choices", "error-event", "bad-chunk", "bad-form"})
 _DOWN: Final = frozenset({502, 503, 504})
+_FAILING: Final = frozenset({500, 502, 503, 504})  # RFC 5861, section 4
 _FALLBACK_KINDS: Final = frozenset(
     {"connect", "tls", "start", "breaker-open", "queue", "reset"}
     | {"timeout-connect", "timeout-first-byte", "timeout-idle"}
 )
 
 
-class Call:
-    """What a flight asks of which engine."""
+class Tower(Protocol):
+    """Whom a flight tells what becomes of it."""
 
-    __slots__ = ("body", "dialect", "engine", "headers", "is_usage_injected", "path")
+    def on_answer(self, flight: "Flight") -> None:
+        """It has an answer, or knows that there won't be one it may keep."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        path: bytes,
-        headers: list[tuple[bytes, bytes]],
-        body: bytes,
-        dialect: openai.Dialect,
-        *,
-        is_usage_injected: bool,
-    ) -> None:
-        self.engine = engine
-        self.path = path
-        self.headers = headers
-        self.body = body
-        self.dialect = dialect
-        self.is_usage_injected = is_usage_injected
+    def on_failure(self, flight: "Flight", error: EngineError | None) -> None:
+        """It ends without an answer."""
 
+    def on_overflow(self, flight: "Flight") -> None:
+        """Nobody may join it any more."""
 
-class Piece:
-    """One event of a stream: its bytes, and what must be known of them to hand them on.
+    def on_orphan(self, listener: Listener) -> None:
+        """The follower got nothing from its flight and must ask once more."""
 
-    `is_common`: it is no chunk, and yet everybody gets it, as it is. `tells_usage`: its chunk has a
-    usage field; `is_usage`: it tells nothing else. The chunk itself isn't kept: eight megabytes of
-    events would be sixty of objects.
-    """
+    def on_served(self, listener: Listener) -> None:
+        """The listener has got all there is."""
 
-    __slots__ = ("_rest", "is_chunk", "is_common", "is_usage", "raw", "tells_usage")
+    def on_bug(self, bug: Exception) -> None:
+        """Something in it raised what nobody expected."""
 
-    def __init__(self, raw: bytes, chunk: dict[str, Any] | None, *, is_common: bool) -> None:
-        self.raw = raw
-        self.is_common = is_common
-        self.is_chunk = chunk is not None
-        self.tells_usage = chunk is not None and "usage" in chunk
-        self.is_usage = chunk is not None and bool(chunk.get("usage")) and not chunk.get("choices")
-        self._rest: bytes | None = None
-
-    def chunk(self) -> dict[str, Any]:
-        """Its chunk, decoded again."""
-        return openai.decode(data_of(self.raw) or b"{}")
-
-    def rest(self) -> bytes:
-        """The chunk without its first brace, id, time and usage; made once for all listeners."""
-        if self._rest is None:
-            dropped = ("id", "created") if self.is_usage else ("id", "created", "usage")
-            kept = {k: v for k, v in self.chunk().items() if k not in dropped}
-            self._rest = openai.encode(kept)[1:]
-        return self._rest
-
-
-class Listener:
-    """One client of a flight: in which form it wants the answer, and how far it has got."""
-
-    __slots__ = (
-        "cache_status",
-        "created",
-        "exchange",
-        "is_leader",
-        "name",
-        "position",
-        "request",
-        "started_at",
-        "status",
-    )
-
-    def __init__(
-        self,
-        exchange: Exchange,
-        request: Request,
-        name: bytes,
-        cache_status: str,
-        started_at: float,
-    ) -> None:
-        self.exchange = exchange
-        self.request = request
-        self.name = name  # the id that its answer bears
-        self.cache_status = cache_status
-        self.started_at = started_at
-        self.is_leader = True
-        self.position = 0
-        self.created = 0
-        self.status = 0  # what it was told
-
-    def take(self, piece: Piece, call: Call) -> None:
-        """Send it this event, in the form it asked for."""
-        if piece.is_usage and not self.request.ask.include_usage:
-            return
-        if not piece.is_chunk:
-            if self.is_leader or piece.is_common:
-                self.exchange.write(piece.raw)
-        elif not self.is_leader:
-            self.exchange.write(openai.event(piece.rest(), self.name, self.created))
-        elif call.is_usage_injected and piece.tells_usage:
-            shown = {k: v for k, v in piece.chunk().items() if k != "usage"}
-            self.exchange.write(b"data: %b\n\n" % openai.encode(shown))
-        else:
-            self.exchange.write(piece.raw)
+    def stand_in(self, listener: Listener) -> bool:
+        """The engine gave this listener nothing: whether it was given a stale answer instead."""
 
 
 class Flight:
@@ -144,35 +66,36 @@ class Flight:
     def __init__(
         self,
         call: Call,
-        leader: Listener,
+        request: Request,
+        tower: Tower,
         *,
+        reason: str,
+        epoch: Epoch,
         generation: int,
         fallback: str,
-        on_answer: Callable[["Flight"], None],
-        on_failure: Callable[["Flight", EngineError | None], None],
-        on_overflow: Callable[["Flight"], None],
-        on_orphan: Callable[["Flight", Listener], None],
-        on_served: Callable[["Flight", Listener], None],
-        on_bug: Callable[[Exception], None],
+        clock: Callable[[], float],
+        is_leased: bool = False,
     ) -> None:
         self.call = call
-        self.request = leader.request
+        self.request = request
+        self.reason = reason  # why it had to be
+        self.epoch = epoch
         self.generation = generation
-        self.asked_at = time.monotonic()
+        self.is_leased = is_leased
+        self.asked_at = clock()
+        self.first_at = 0.0  # when the first byte of an answer came
         self.ended_at = 0.0
         self.paced_s = 0.0  # of that, spent waiting for slow listeners
         self.answer: openai.Answer | None = None
+        self.refusal: openai.RefusedAnswer | None = None
         self.usage: Usage | None = None
         self.unstorable = ""
         self.status = 0
+        self.worker = call.engine.name
         self.listeners: list[Listener] = []
         self.task: asyncio.Task[None] | None = None
-        self._on_answer = on_answer
-        self._on_failure = on_failure
-        self._on_overflow = on_overflow
-        self._on_orphan = on_orphan
-        self._on_served = on_served
-        self._on_bug = on_bug
+        self._clock = clock
+        self._tower = tower
         self._fallback = fallback
         self._head = b""
         self._content_type = heads.JSON
@@ -187,7 +110,6 @@ class Flight:
         self._is_ended = False
         self._has_content = False
         self._caught_up: asyncio.Future[None] | None = None
-        self.add(leader, is_leader=True)
 
     # listeners
 
@@ -214,7 +136,7 @@ class Flight:
     def _done(self, listener: Listener) -> None:
         if listener in self.listeners:
             self._detach(listener)
-        self._on_served(self, listener)
+        self._tower.on_served(listener)
         self._cancel_if_alone()
 
     def _detach(self, listener: Listener) -> None:
@@ -223,11 +145,11 @@ class Flight:
         self._release_pace()
 
     def _cancel_if_alone(self) -> None:
-        """Nobody listens any more. At once, not when the task gets to it: nobody may join what is
+        """Nobody listens any more (a refresh, which nobody listened to, isn't asked). At once, not when the task gets to it: nobody may join what is
         being cancelled."""
         if not self.listeners and self.task is not None and not self._is_ended:
             self._is_ended = True
-            self._on_failure(self, None)
+            self._tower.on_failure(self, None)
             self.task.cancel()
 
     # the call
@@ -244,10 +166,10 @@ class Flight:
         except asyncio.CancelledError:
             if not self._is_ended:
                 self._is_ended = True
-                self._on_failure(self, None)
+                self._tower.on_failure(self, None)
             raise
         except Exception as bug:  # noqa: BLE001  the edge of a request: whatever it is, nobody waits for ever
-            self._on_bug(bug)
+            self._tower.on_bug(bug)
             self._failed(EngineError("Preheat has failed on this answer", kind="internal"))
         finally:
             if response is not None:
@@ -256,6 +178,8 @@ class Flight:
 
     async def _relay(self, response: Response) -> None:
         self.status = response.status
+        self.worker = response.worker or self.worker
+        self.first_at = self._clock()
         self._head = passed_response_headers(response)
         content_type = header_of(response, b"content-type").lower()
         retry_after = header_of(response, b"retry-after")
@@ -275,10 +199,13 @@ class Flight:
     def _refused(self, status: int, body: bytes) -> None:
         """The engine answered, but not with an answer: the leader's; followers ask once more."""
         self._is_ended = True
-        self._on_failure(self, None)
+        self.refusal = openai.RefusedAnswer(self._content_type, body)
+        self._tower.on_failure(self, None)
         for listener in tuple(self.listeners):
             if not listener.is_leader and self.generation == 0:
                 self._orphan(listener)
+            elif status in _FAILING and self._stand_in(listener):
+                continue
             elif self._fallback and status in _DOWN:
                 self._tell_failure(listener, EngineError("the engine is down", kind="connect"))
             else:
@@ -293,14 +220,22 @@ class Flight:
     def _failed(self, error: EngineError) -> None:
         """No answer, or half of one."""
         self._is_ended = True
-        self._on_failure(self, error)
+        self._tower.on_failure(self, error)
         for listener in tuple(self.listeners):
             if listener.exchange.is_started:
                 self._break_off(listener, error)
+            elif self._stand_in(listener):
+                continue
             elif listener.is_leader or self.generation > 0 or self._has_content:
                 self._tell_failure(listener, error)
             else:
                 self._orphan(listener)
+
+    def _stand_in(self, listener: Listener) -> bool:
+        if not self._tower.stand_in(listener):
+            return False
+        self._done(listener)
+        return True
 
     def _break_off(self, listener: Listener, error: EngineError) -> None:
         """The status line is long gone: say it in an event, and never send the end."""
@@ -324,7 +259,7 @@ class Flight:
             answer = openai.answer_of(said)
             kind = heads.EVENTS if ask.stream else heads.JSON
             lines = heads.forwarded(
-                "fwd=bypass; detail=fallback", listener.request.id, self.call.engine.name, None
+                "fwd=bypass; detail=fallback", listener.request.id, self.worker, None
             )
             body = (
                 openai.stream(answer, dialect, listener.name, created, include_usage=False)
@@ -336,7 +271,7 @@ class Flight:
 
     def _orphan(self, listener: Listener) -> None:
         self._detach(listener)
-        self._on_orphan(self, listener)
+        self._tower.on_orphan(listener)
 
     def _spare(self, followers: Callable[[Listener], bool]) -> tuple[Listener, ...]:
         """Take off those followers, to whom this flight has nothing to give: they ask once more,
@@ -355,7 +290,7 @@ class Flight:
     def _end_without(self, spared: tuple[Listener, ...]) -> None:
         self._end()
         for listener in spared:
-            self._on_orphan(self, listener)
+            self._tower.on_orphan(listener)
 
     # a whole body
 
@@ -477,9 +412,9 @@ class Flight:
         """An engine that fails after its status line says so in an event."""
         self.unstorable = "error-event"
         if not self._has_content:
-            self._on_overflow(self)  # nobody joins it any more
+            self._tower.on_overflow(self)  # nobody joins it any more
             for listener in self._spare(lambda _: True):
-                self._on_orphan(self, listener)
+                self._tower.on_orphan(listener)
             self._cancel_if_alone()
 
     def _end_stream(self, last: Piece | None) -> None:
@@ -529,7 +464,7 @@ class Flight:
         self._is_overflown = True
         self._assembler = None
         self.unstorable = "too-large"
-        self._on_overflow(self)
+        self._tower.on_overflow(self)
         for listener in tuple(self.listeners):
             if (
                 listener.request.ask.stream != self._is_event_stream
@@ -582,11 +517,11 @@ class Flight:
 
     async def _pace(self) -> None:
         """Wait while even the fastest listener is behind."""
-        began_at = time.monotonic()
+        began_at = self._clock()
         while self._is_held_up():
             self._caught_up = asyncio.get_running_loop().create_future()
             await self._caught_up
-        self.paced_s += time.monotonic() - began_at
+        self.paced_s += self._clock() - began_at
 
     def _is_held_up(self) -> bool:
         end = self._first + len(self._pieces)
@@ -601,50 +536,12 @@ class Flight:
 
     def _end(self) -> None:
         self._is_ended = True
-        self.ended_at = time.monotonic()
-        self._on_answer(self)
+        self.ended_at = self._clock()
+        self._tower.on_answer(self)
 
     def _our_lines(self, listener: Listener) -> bytes:
-        worker = self.call.engine.name
+        worker = self.worker
         if not listener.is_leader:
             return heads.joined(listener.request.id, worker)
         cached = self.usage.cached_tokens if self.usage else None
         return heads.forwarded(listener.cache_status, listener.request.id, worker, cached)
-
-
-class Flights:
-    """All flights of this process, by their leader's request; the owner of their tasks."""
-
-    def __init__(self) -> None:
-        self._flights: dict[RequestId, Flight] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def launch(self, flight: Flight) -> None:
-        """Start it."""
-        self._flights[flight.request.id] = flight
-        task = asyncio.get_running_loop().create_task(flight.run())
-        flight.task = task
-        self._tasks.add(task)
-        task.add_done_callback(lambda _: self._forget(flight, task))
-
-    def find(self, leader: RequestId) -> Flight | None:
-        """The flight that this request leads, while it can be joined."""
-        return self._flights.get(leader)
-
-    def close(self, flight: Flight) -> None:
-        """Nobody joins it any more."""
-        self._flights.pop(flight.request.id, None)
-
-    def _forget(self, flight: Flight, task: asyncio.Task[None]) -> None:
-        flight.task = None  # else the two would hold each other until the next full collection
-        self._tasks.discard(task)
-        self.close(flight)
-
-    async def aclose(self) -> None:
-        """End them all."""
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -28,13 +28,19 @@ def status_line(status: int) -> bytes:
 
 
 def hit(
-    request_id: RequestId, label: bytes, age_s: float, ttl_s: float, content_type: bytes
+    request_id: RequestId,
+    label: bytes,
+    age_s: float,
+    ttl_s: float,
+    content_type: bytes,
+    status: int = 200,
+    detail: bytes = b"exact",
 ) -> bytes:
-    """The head of an answer from L1; `label` is its key in hexadecimal."""
+    """The head of a stored answer; `label` is its key in hexadecimal."""
     return (
-        b'HTTP/1.1 200 OK\r\n%bCache-Status: preheat; hit; ttl=%d; key="%b"; detail=exact\r\n'
+        b'%b%bCache-Status: preheat; hit; ttl=%d; key="%b"; detail=%b\r\n'
         b"Age: %d\r\nX-Preheat-Layer: exact\r\nX-Preheat-Request: %b\r\n"
-        % (content_type, ttl_s, label, age_s, request_id)
+        % (_LINES[status], content_type, ttl_s, label, detail, age_s, request_id)
     )
 
 

@@ -1,37 +1,46 @@
 """Does what the controller decided."""
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Final
 
 from preheat.core.controller import Controller
 from preheat.core.stats import Counters
 from preheat.core.types import (
+    Decision,
+    Effects,
+    Entry,
     Forward,
     Hit,
     Join,
+    Keep,
+    Look,
     Outcome,
+    Refresh,
     Reject,
     Request,
 )
 from preheat.errors import EngineError, RequestError
 from preheat.gateway import heads
-from preheat.gateway.flights import Call, Flight, Flights, Listener
+from preheat.gateway.departures import Departures
+from preheat.gateway.flights import Flight
 from preheat.gateway.intake import Intake
+from preheat.gateway.l2 import L2
+from preheat.gateway.listeners import Call, Listener
+from preheat.gateway.lookups import Lookup
+from preheat.gateway.replies import send_hit
 from preheat.gateway.upstreams import Upstreams
 from preheat.telemetry.logs import Log
 from preheat.transport.server import Exchange
 from preheat.wire import openai
 
-_ID_PREFIX: Final = {path: dialect.id_prefix for path, dialect in openai.DIALECTS.items()}
-_SLICE_BYTES: Final = 65_536
 _REJECTIONS: Final = {
     "only-if-cached": "no stored answer, and the request allows no other",
 }
 
 
 class Proxy:
-    """Answers the cacheable paths: a hit at once, everything else through a flight."""
+    """Answers the cacheable paths: a hit at once, everything else through a look into L2 or a
+    flight. Both tell it what comes of them."""
 
     def __init__(
         self,
@@ -40,183 +49,294 @@ class Proxy:
         upstreams: Upstreams,
         counters: Counters,
         log: Log,
+        l2: L2 | None,
         *,
-        fallback: str,
         log_requests: str,
+        clock: Callable[[], float],
     ) -> None:
-        self.flights = Flights()
+        self.departures = Departures()
+        self.fallback = ""  # what to say where an engine says nothing
         self._controller = controller
         self._intake = intake
         self._read, self._on_request = intake.read, controller.on_request
         self._upstreams = upstreams
         self._counters = counters
         self._log = log
-        self._fallback = fallback
+        self._l2 = l2
+        self._clock = clock
         self._logs_hits = log_requests == "all"
         self._logs_misses = log_requests != "none"
         self._hit_latency = counters.latency["exact"]
 
     def serve(self, exchange: Exchange) -> None:
-        """Answer one request, now or through a flight. Raises RequestError."""
-        now = time.monotonic()
+        """Answer one request, now or later. Raises RequestError."""
+        now = self._clock()
         request = self._read(exchange)
         decision = self._on_request(request, now)
         if type(decision) is Hit:
             self._send_hit(exchange, request, decision, now)
         else:
-            self._act(exchange, request, decision, now)
+            self._act(self._listener(exchange, request, now), decision, generation=0)
 
-    def _send_hit(self, exchange: Exchange, request: Request, hit: Hit, now: float) -> None:
-        answer: openai.Answer = hit.answer
-        ask, name = request.ask, request.id
-        label, age_s = hit.label, now - hit.stored_at
-        ttl_s = hit.ttl_s - age_s
-        id_prefix = _ID_PREFIX[exchange.head.path]
-        created = int(time.time())
-        if exchange.head.is_plain and not ask.stream:
-            date = exchange.date
-            exchange.send(
-                heads.whole_hit(name, label, age_s, ttl_s, date, id_prefix, created, answer.body)
-            )
-        elif ask.stream:
-            events = openai.events(
-                answer,
-                openai.DIALECTS[exchange.path],
-                id_prefix + name,
-                created,
-                include_usage=ask.include_usage,
-            )
-            _replay(exchange, heads.hit(name, label, age_s, ttl_s, heads.EVENTS), events)
-        else:
-            exchange.reply(
-                heads.hit(name, label, age_s, ttl_s, heads.JSON),
-                openai.whole(answer, id_prefix + name, created),
-            )
-        self._hit_latency.observe(time.monotonic() - now)
-        if self._logs_hits:
-            self._log_request(request, 200, "exact", "hit; detail=exact", time.monotonic() - now)
+    # Doing what was decided.
 
-    def _act(
-        self,
-        exchange: Exchange,
-        request: Request,
-        decision: Hit | Join | Forward | Reject,
-        now: float,
-    ) -> None:
+    def _act(self, listener: Listener, decision: Decision, *, generation: int) -> None:
+        exchange, request, now = listener.exchange, listener.request, self._clock()
         match decision:
-            case Reject(status, reason):
-                raise RequestError(_REJECTIONS[reason], status=status, code=reason)
-            case Join(leader):
-                flight = self.flights.find(leader)
-                assert flight is not None, "the controller joins only what is under way"
-                flight.add(self._listener(exchange, request, "", now))
-            case Forward(fwd, reason, _):
-                listener = self._listener(exchange, request, f"fwd={fwd}; detail={reason}", now)
-                try:
-                    self._launch(listener, reason, generation=0)
-                except BaseException:  # whoever is equal must not join what never began
-                    self._controller.on_failure(request, "internal", 0.0)
-                    raise
             case Hit():
-                raise AssertionError("a hit is sent, not acted on")
+                self._send_hit(exchange, request, decision, now)
+            case Refresh(hit, reason):
+                detail = b"exact" if reason == "early" else reason.encode()
+                self._send_hit(exchange, request, hit, now, detail)
+                self._refresh(listener, hit)
+            case Look():
+                self._look(listener, decision, now, generation)
+            case Join(leader):
+                venture = self.departures.find(leader)
+                assert venture is not None, "the controller joins only what is under way"
+                venture.add(listener)
+            case Forward():
+                self._forward(listener, decision, generation)
+            case Reject(status, reason):
+                self._counters.bump(self._counters.refused, reason)
+                error = RequestError(_REJECTIONS[reason], status=status, code=reason)
+                exchange.reply(*heads.request_error(error, request.id))
 
-    def _listener(
-        self, exchange: Exchange, request: Request, cache_status: str, now: float
-    ) -> Listener:
-        name = openai.DIALECTS[exchange.path].id_prefix + request.id
-        return Listener(exchange, request, name, cache_status, now)
+    def _send_hit(
+        self, exchange: Exchange, request: Request, hit: Hit, now: float, detail: bytes = b"exact"
+    ) -> None:
+        send_hit(exchange, request, hit, now, detail)
+        duration_s = self._clock() - now
+        self._hit_latency.observe(duration_s)
+        if self._logs_hits:
+            self._log_request(
+                request, hit.status, "exact", f"hit; detail={detail.decode()}", duration_s
+            )
 
-    def _launch(self, listener: Listener, reason: str, generation: int) -> None:
+    def _look(self, listener: Listener, look: Look, now: float, generation: int) -> None:
+        """Ask L2: at once where that takes no waiting, and nobody else might compute the same."""
+        l2, request = self._l2, listener.request
+        assert l2 is not None, "the controller looks only where there is an L2"
+        entries = l2.look_now(look.keys)
+        is_done = entries is not None and (bool(entries) or not (look.joinable and l2.has_company))
+        if entries is not None and is_done:
+            decision = self._controller.on_found(request, entries, now)
+            self._act(listener, decision, generation=generation)
+            return
+        lookup = self._lookup(request, look, l2, generation)
+        lookup.add(listener, is_leader=True)
+        self.departures.launch(lookup)
+
+    def _refresh(self, listener: Listener, hit: Hit) -> None:
+        """The answer has been given; now see to a new one, which nobody waits for."""
+        request, l2 = listener.request, self._l2
+        if l2 is None:
+            decision = self._controller.on_refresh(request, hit, (), self._clock())
+            if decision is not None:
+                self._forward(listener, decision, generation=0, is_background=True)
+            return
+        lookup = self._lookup(request, Look((hit.key,), joinable=True), l2, 0, hit)
+        lookup.source = listener
+        self.departures.launch(lookup)
+
+    def _lookup(
+        self, request: Request, look: Look, l2: L2, generation: int, refreshed: Hit | None = None
+    ) -> Lookup:
+        return Lookup(
+            request,
+            look,
+            l2,
+            self,
+            patience_s=self._controller.patience_s(request.ask.model),
+            clock=self._clock,
+            generation=generation,
+            refreshed=refreshed,
+        )
+
+    def _forward(
+        self,
+        listener: Listener,
+        forward: Forward,
+        generation: int,
+        *,
+        request: Request | None = None,
+        is_leased: bool = False,
+        is_background: bool = False,
+    ) -> Flight:
+        """Start a flight in the listener's form; `request` leads it, if not the listener's own."""
+        request = request or listener.request
+        listener.cache_status = f"fwd={forward.fwd}; detail={forward.reason}"
+        try:
+            flight = Flight(
+                self._call(listener),
+                request,
+                self,
+                reason=forward.reason,
+                epoch=self._controller.epoch,
+                generation=generation,
+                fallback=self.fallback,
+                clock=self._clock,
+                is_leased=is_leased,
+            )
+            if not is_background:
+                flight.add(listener, is_leader=True)
+            self.departures.launch(flight)
+        except BaseException:  # whoever is equal must not join what never began
+            self._controller.on_failure(request, "internal", 0.0)
+            raise
+        return flight
+
+    def _call(self, listener: Listener) -> Call:
         exchange, ask = listener.exchange, listener.request.ask
         engine = self._upstreams.engine_for(ask.model)
         body, is_injected = self._upstreams.body_for(exchange.body, ask, engine)
         path = exchange.path.removeprefix(b"/v1")
         if exchange.query:
             path += b"?" + exchange.query
-        headers = self._upstreams.headers_for(exchange.headers, engine)
-        call = Call(
+        return Call(
             engine,
             path,
-            headers,
+            self._upstreams.headers_for(exchange.headers, engine),
             body,
             openai.DIALECTS[exchange.path],
             is_usage_injected=is_injected,
         )
-        flight = Flight(
-            call,
-            listener,
-            generation=generation,
-            fallback=self._fallback,
-            on_answer=lambda flight: self._on_answer(flight, reason),
-            on_failure=self._on_failure,
-            on_overflow=self._on_overflow,
-            on_orphan=self._on_orphan,
-            on_served=self._on_served,
-            on_bug=self._on_bug,
-        )
-        self.flights.launch(flight)
 
-    def _on_answer(self, flight: Flight, reason: str) -> None:
+    def _listener(self, exchange: Exchange, request: Request, now: float) -> Listener:
+        name = openai.DIALECTS[exchange.path].id_prefix + request.id
+        return Listener(exchange, request, name, "", now)
+
+    # What a look-up tells.
+
+    def on_looked(self, lookup: Lookup, entries: list[Entry]) -> None:
+        """Go on with what it found, for all who wait for it."""
+        self.departures.close(lookup)
+        now, request = self._clock(), lookup.request
+        if lookup.refreshed is not None:
+            forward = self._controller.on_refresh(request, lookup.refreshed, entries, now)
+            if forward is not None and lookup.source is not None:
+                self._forward(
+                    lookup.source, forward, 0, is_leased=lookup.is_leased, is_background=True
+                )
+            else:
+                self._give_up_lease(lookup)
+            return
+        decision = self._controller.on_found(request, entries, now)
+        if isinstance(decision, Forward):
+            first, *others = lookup.listeners
+            flight = self._forward(
+                first, decision, lookup.generation, request=request, is_leased=lookup.is_leased
+            )
+            for listener in others:
+                flight.add(listener)
+            return
+        self._give_up_lease(lookup)
+        for listener in lookup.listeners:
+            if listener.request is not request:
+                found = self._controller.on_found(listener.request, entries, now)
+                self._act(listener, found, generation=lookup.generation)
+            else:
+                self._act(listener, decision, generation=lookup.generation)
+
+    def on_abandoned(self, lookup: Lookup) -> None:
+        """Everybody who waited for it has left."""
+        self.departures.close(lookup)
+        self._controller.on_abandoned(lookup.request)
+        self._give_up_lease(lookup)
+
+    def _give_up_lease(self, lookup: Lookup) -> None:
+        if lookup.is_leased and self._l2 is not None:
+            self._l2.release(lookup.key)
+
+    # What a flight tells.
+
+    def on_answer(self, flight: Flight) -> None:
         """The engine has given an answer: book it, and keep it if it is worth it."""
-        self.flights.close(flight)
-        answer = flight.answer
-        outcome = Outcome(
-            request=flight.request,
-            asked_at=flight.asked_at,
-            service_s=flight.ended_at - flight.asked_at - flight.paced_s,
-            answer=answer,
-            size_bytes=answer.size_bytes if answer is not None else 0,
-            usage=flight.usage,
-            unstorable=flight.unstorable or ("" if answer is not None else "no-answer"),
-            joined=flight.joined,
-        )
-        self._controller.on_outcome(outcome, reason, time.monotonic())
+        self._report(flight, flight.reason, flight.ended_at)
 
-    def _on_failure(self, flight: Flight, error: EngineError | None) -> None:
-        self.flights.close(flight)
+    def on_failure(self, flight: Flight, error: EngineError | None) -> None:
+        """It gave none; its refusal may be worth keeping too."""
+        now, status = self._clock(), flight.status
         if error is not None:
             kind = error.kind
-        elif flight.status not in {0, 200}:
-            kind = f"status-{flight.status}"
         else:
-            kind = "cancelled"
+            kind = f"status-{status}" if status not in {0, 200} else "cancelled"
         self._counters.bump(self._counters.engine_errors, kind)
-        service_s = time.monotonic() - flight.asked_at - flight.paced_s
-        self._controller.on_failure(flight.request, kind, service_s)
+        if error is None and self._controller.keeps_refusal(flight.request, status):
+            self._report(flight, kind, now)
+        else:
+            self.departures.close(flight)
+            service_s = now - flight.asked_at - flight.paced_s
+            self._controller.on_failure(flight.request, kind, service_s)
+            self._settle(flight, None)
         if self._logs_misses:
             self._log.event(
                 "engine_failed",
                 request=flight.request.id.decode(),
-                engine=flight.call.engine.name,
+                engine=flight.worker,
                 kind=kind,
             )
 
-    def _on_overflow(self, flight: Flight) -> None:
-        self.flights.close(flight)
+    def _report(self, flight: Flight, reason: str, ended_at: float) -> None:
+        self.departures.close(flight)
+        answer = flight.answer or flight.refusal
+        outcome = Outcome(
+            request=flight.request,
+            asked_at=flight.asked_at,
+            service_s=ended_at - flight.asked_at - flight.paced_s,
+            answer=answer,
+            size_bytes=answer.size_bytes if answer is not None else 0,
+            usage=flight.usage,
+            unstorable=flight.unstorable or ("" if answer is not None else "no-answer"),
+            joined=flight.joined if flight.status == 200 else (),
+            epoch=flight.epoch,
+            status=flight.status,
+        )
+        self._settle(flight, self._controller.on_outcome(outcome, reason, self._clock()))
+
+    def _settle(self, flight: Flight, effects: Effects | None) -> None:
+        """L2 gets what is kept, and whoever waits for it elsewhere is let go."""
+        if self._l2 is None:
+            return
+        if isinstance(effects, Keep):
+            self._l2.keep(effects.entry, is_leased=flight.is_leased)
+        elif flight.is_leased:
+            self._l2.release(flight.request.ask.key)
+        flight.is_leased = False
+
+    def on_overflow(self, flight: Flight) -> None:
+        """Too large to be shared or kept."""
+        self.departures.close(flight)
         self._controller.on_overflow(flight.request)
+        self._settle(flight, None)
 
-    def _on_orphan(self, _flight: Flight, listener: Listener) -> None:
+    def on_orphan(self, listener: Listener) -> None:
         """Its flight gave it nothing: one of the followers leads once more, the others join."""
-        now = time.monotonic()
-        decision = self._controller.on_miss(listener.request, now)
-        if isinstance(decision, Hit):
-            self._send_hit(listener.exchange, listener.request, decision, now)
-            return
-        if isinstance(decision, Join):
-            again = self.flights.find(decision.leader)
-            assert again is not None, "the controller joins only what is under way"
-            again.add(listener)
-            return
-        listener.cache_status = f"fwd={decision.fwd}; detail={decision.reason}"
-        self._launch(listener, decision.reason, generation=1)
+        decision = self._controller.on_miss(listener.request, self._clock())
+        self._act(listener, decision, generation=1)
 
-    def _on_served(self, _flight: Flight, listener: Listener) -> None:
-        duration_s = time.monotonic() - listener.started_at
+    def stand_in(self, listener: Listener) -> bool:
+        """Where the engine gave nothing: a stale answer, if there is one that may be told."""
+        now = self._clock()
+        hit = self._controller.on_error(listener.request, now)
+        if hit is None:
+            return False
+        listener.status = hit.status
+        self._send_hit(listener.exchange, listener.request, hit, now, b"stale-if-error")
+        return True
+
+    def on_served(self, listener: Listener) -> None:
+        """A listener has got its answer."""
+        duration_s = self._clock() - listener.started_at
         layer = "forward" if listener.is_leader else "join"
         self._counters.latency[layer].observe(duration_s)
         if self._logs_misses:
             detail = listener.cache_status or "fwd=miss; collapsed; detail=join"
             self._log_request(listener.request, listener.status, layer, detail, duration_s)
+
+    def on_bug(self, bug: Exception) -> None:
+        """A defect of ours: the log says where."""
+        log_bug(self._log, bug)
 
     def _log_request(
         self, request: Request, status: int, layer: str, detail: str, duration_s: float
@@ -232,41 +352,6 @@ class Proxy:
             detail=detail,
             duration_s=round(duration_s, 6),
         )
-
-    def _on_bug(self, bug: Exception) -> None:
-        log_bug(self._log, bug)
-
-
-def _replay(exchange: Exchange, head: bytes, events: Iterator[bytes]) -> None:
-    """A stored stream at the client's pace: a few events in one piece, many as they are taken.
-    What is kept at two bytes a token is told at two hundred."""
-    first = _take(events)
-    if len(first) < _SLICE_BYTES:
-        exchange.reply(head, first)
-        return
-
-    def go_on() -> None:
-        while exchange.is_writable and not exchange.is_done:
-            piece = _take(events)
-            if not piece:
-                exchange.on_writable = None
-                exchange.end()
-            exchange.write(piece)
-
-    exchange.begin(head)
-    exchange.write(first)
-    exchange.on_writable = go_on
-    go_on()
-
-
-def _take(events: Iterator[bytes]) -> bytes:
-    """The next events, up to about a slice."""
-    taken = bytearray()
-    for event in events:
-        taken += event
-        if len(taken) >= _SLICE_BYTES:
-            break
-    return bytes(taken)
 
 
 def log_bug(log: Log, bug: Exception) -> None:

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
@@ -11,6 +11,7 @@ from preheat.core.types import Ask
 from preheat.engines import Engine
 from preheat.errors import ConfigError
 from preheat.gateway.intake import KEYED_HEADERS
+from preheat.gateway.table import Table
 from preheat.transport.client import Response
 from preheat.wire.splice import change_field, insert_field, set_field
 
@@ -45,32 +46,22 @@ _PLAIN: Final = (
 _KEYED: Final = tuple(name.encode() for name in KEYED_HEADERS)
 
 
-class Model(msgspec.Struct, frozen=True):
-    """Where requests for one name go. `identity` is the part of the key that names what answers:
-    engines of one group are declared equal by the operator."""
-
-    engine: str
-    alias: str
-    identity: str
-
-
 class Upstreams:
-    """The engines by name, the models by name, and the first engine for every other model."""
+    """Which engine answers for which model, from a table that can be changed in one step."""
 
-    def __init__(
-        self,
-        engines: Mapping[str, Engine],
-        models: Mapping[str, Model],
-        identity_of_engine: Mapping[str, str],
-        forward_headers: Mapping[str, tuple[bytes, ...]],
-    ) -> None:
-        if not engines:
+    def __init__(self, table: Table) -> None:
+        self.change(table)
+
+    def change(self, table: Table) -> None:
+        """From now on this holds. Raises ConfigError for a table without engines."""
+        if not table.engines:
             raise ConfigError("no engine is configured")
-        self.engines = engines
-        self.models = models
-        self._first = next(iter(engines))
-        self._identity_of_engine = identity_of_engine
-        self._forward_headers = forward_headers
+        self.engines = table.engines
+        self.models = table.models
+        self._first = next(iter(table.engines))
+        self._identity_of_engine = table.identity_of_engine
+        self._forward_headers = table.forward_headers
+        self.weights = table.weights
 
     def engine_for(self, model: str) -> Engine:
         """The engine that serves this model."""
@@ -117,6 +108,10 @@ class Upstreams:
     def is_ready(self) -> bool:
         """Whether any engine takes requests."""
         return any(engine.is_ready for engine in self.engines.values())
+
+    def states(self) -> list[Any]:
+        """How each engine's workers are, for the admin routes."""
+        return [state for engine in self.engines.values() for state in engine.workers()]
 
 
 def _via(headers: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:

@@ -1,6 +1,6 @@
 """The counters as Prometheus metrics. Every one is described in docs/metrics.md."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -11,43 +11,33 @@ from prometheus_client.core import (
     Metric,
 )
 
-from preheat.core.inventory import Inventory
-from preheat.core.ledger import NANO, PICO, Ledger
-from preheat.core.stats import LATENCY_BOUNDS_S, Counters, hit_ratios, rows
+from preheat.core.ledger import NANO, PICO
+from preheat.core.stats import LATENCY_BOUNDS_S, Snapshot, hit_ratios, rows, total
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _ACCOUNTS: Final = ("paid", "saved_by_us", "saved_by_provider")
 
 
-class Metrics:
-    """Reads the counters when it is asked, and holds nothing itself."""
+def render(counted: Snapshot) -> bytes:
+    """The exposition format."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(counted))
+    return generate_latest(registry)
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        counters: Counters,
-        inventory: Inventory,
-        gauges: Callable[[], dict[str, float]],
-    ) -> None:
-        self._ledger = ledger
-        self._counters = counters
-        self._inventory = inventory
-        self._gauges = gauges
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
 
-    def render(self) -> bytes:
-        """The exposition format."""
-        return generate_latest(self._registry)
+class _Collector:
+    """One snapshot, as the registry asks for it."""
+
+    def __init__(self, counted: Snapshot) -> None:
+        self._counted = counted
 
     def collect(self) -> Iterator[Metric]:
-        """What the registry asks for."""
         yield from self._requests()
         yield from self._sums()
         yield from self._ratios()
         yield self._latency()
-        yield from self._cache()
         yield from self._events()
+        yield from self._gauges()
 
     def _requests(self) -> Iterator[Metric]:
         labels = ["tenant", "model", "layer", "reason"]
@@ -58,7 +48,7 @@ class Metrics:
         tokens = CounterMetricFamily(
             "preheat_tokens", "Tokens of the answers given.", labels=[*labels, "kind"]
         )
-        for name, account in rows(self._ledger):
+        for name, account in rows(self._counted.accounts):
             requests.add_metric(name, account.requests)
             unpriced.add_metric(name, account.unpriced)
             tokens.add_metric([*name, "input"], account.input_tokens)
@@ -78,7 +68,7 @@ class Metrics:
             labels=[*labels, "basis"],
         )  # fmt: skip
         sums: dict[tuple[str, str], dict[str, int]] = {}
-        for (tenant, model, _, _), account in rows(self._ledger):
+        for (tenant, model, _, _), account in rows(self._counted.accounts):
             one = sums.setdefault(
                 (tenant, model), dict.fromkeys((*_ACCOUNTS, "paid_ns", "us_ns"), 0)
             )
@@ -98,14 +88,14 @@ class Metrics:
         yield GaugeMetricFamily(
             "preheat_ledger_residual",
             "Price without us, less paid and saved; always 0.",
-            value=self._ledger.total().residual / PICO,
+            value=total(self._counted.accounts).residual / PICO,
         )
 
     def _ratios(self) -> Iterator[Metric]:
         ratio = GaugeMetricFamily(
             "preheat_hit_ratio", "Share of all answers since the start.", labels=["layer", "weight"]
         )
-        for layer, share in hit_ratios(self._ledger).items():
+        for layer, share in hit_ratios(self._counted.accounts).items():
             ratio.add_metric([layer, "request"], share.by_requests)
             ratio.add_metric([layer, "token"], share.by_tokens)
         yield ratio
@@ -115,61 +105,57 @@ class Metrics:
             "preheat_request_seconds", "From a request's last byte to its answer's.",
             labels=["layer"],
         )  # fmt: skip
-        for layer, histogram in self._counters.latency.items():
-            total, buckets = 0, []
-            for bound, count in zip(LATENCY_BOUNDS_S, histogram.counts, strict=False):
-                total += count
-                buckets.append((str(bound), float(total)))
-            buckets.append(("+Inf", float(histogram.count)))
-            latency.add_metric([layer], buckets, histogram.sum_s)
+        for layer, (counts, sum_s) in self._counted.latency.items():
+            below, buckets = 0, []
+            for bound, count in zip(LATENCY_BOUNDS_S, counts, strict=False):
+                below += count
+                buckets.append((str(bound), float(below)))
+            buckets.append(("+Inf", float(sum(counts))))
+            latency.add_metric([layer], buckets, sum_s)
         return latency
 
-    def _cache(self) -> Iterator[Metric]:
-        inventory = self._inventory
-        for name, help_text, value in (
-            ("preheat_l1_bytes", "Bytes in L1, overheads included.", inventory.size_bytes),
-            ("preheat_l1_budget_bytes", "Its budget.", inventory.budget_bytes),
-            ("preheat_l1_entries", "Answers in L1.", len(inventory)),
-            ("preheat_l1_budget_entries", "Its budget.", inventory.budget_entries),
-        ):
-            yield GaugeMetricFamily(name, help_text, value=value)
-        counters = self._counters
-        for name, help_text, value in (
-            ("preheat_stored", "Answers stored.", counters.stored),
-            ("preheat_evicted", "Answers evicted.", counters.evicted),
-            ("preheat_expired", "Answers that reached the end of their life.", counters.expired),
-            ("preheat_invalidated", "Answers invalidated.", counters.invalidated),
-            (
-                "preheat_sampled_repeats",
-                "Sampled requests that had been asked before: hits that the setting cost.",
-                counters.sampled_repeats,
-            ),
-        ):
-            yield CounterMetricFamily(name, help_text, value=value)
-
     def _events(self) -> Iterator[Metric]:
-        counters = self._counters
-        for name, help_text, label, counts in (
-            ("preheat_refused", "Requests refused.", "code", counters.refused),
-            (
-                "preheat_engine_errors",
-                "Engine calls without an answer.",
-                "kind",
-                counters.engine_errors,
-            ),
-            ("preheat_not_stored", "Answers not stored.", "reason", counters.dropped),
-        ):
-            family = CounterMetricFamily(name, help_text, labels=[label])
-            for word, count in sorted(counts.items()):
-                family.add_metric([word], count)
-            yield family
-        for name, value in self._gauges().items():
-            yield GaugeMetricFamily(name, _GAUGES[name], value=value)
+        for name, count in self._counted.totals.items():
+            yield CounterMetricFamily(f"preheat_{name}", _TOTALS[name], value=count)
+        for family, (name, help_text, label) in _WORDS.items():
+            metric = CounterMetricFamily(name, help_text, labels=[label])
+            for word, count in sorted(self._counted.words.get(family, {}).items()):
+                metric.add_metric([word], count)
+            yield metric
+
+    def _gauges(self) -> Iterator[Metric]:
+        for values in (self._counted.gauges, self._counted.shared):
+            for name, value in values.items():
+                yield GaugeMetricFamily(f"preheat_{name}", _GAUGES[name], value=value)
 
 
+_TOTALS: Final = {
+    "stored": "Answers stored.",
+    "evicted": "Answers evicted from L1.",
+    "expired": "Answers that reached the end of their life in L1.",
+    "invalidated": "Answers in L1 that were invalidated.",
+    "sampled_repeats": "Sampled requests asked before: hits that the setting cost.",
+}
+_WORDS: Final = {
+    "refused": ("preheat_refused", "Requests refused.", "code"),
+    "engine_errors": ("preheat_engine_errors", "Engine calls without an answer.", "kind"),
+    "dropped": ("preheat_not_stored", "Answers not stored.", "reason"),
+    "l2": ("preheat_l2_events", "What became of look-ups and writes in L2.", "event"),
+    "stale": ("preheat_stale", "Answers given past or near their expiry.", "reason"),
+}
 _GAUGES: Final = {
-    "preheat_connections": "Client connections open.",
-    "preheat_flights": "Engine calls under way.",
-    "preheat_log_dropped": "Log lines dropped because nobody read them in time.",
-    "preheat_engines_ready": "Engines that take requests.",
+    "workers": "Worker processes.",
+    "connections": "Client connections open.",
+    "flights": "Engine calls and look-ups under way.",
+    "log_dropped": "Log lines dropped because nobody read them in time.",
+    "rows_dropped": "Rows of the request log dropped because its process was away too long.",
+    "engines_ready": "Engines that take requests.",
+    "l1_bytes": "Bytes in L1, overheads included.",
+    "l1_budget_bytes": "Its budget.",
+    "l1_entries": "Answers in L1.",
+    "l1_budget_entries": "Its budget.",
+    "l2_bytes": "Bytes in L2.",
+    "l2_budget_bytes": "Its budget; absent for a Redis without a limit.",
+    "l2_entries": "Answers in L2.",
+    "l2_up": "Whether L2 is asked at all: 0 while its breaker is open.",
 }

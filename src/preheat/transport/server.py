@@ -12,9 +12,9 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import httptools
 import msgspec
@@ -30,6 +30,8 @@ _NOT_REMEMBERED: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade",
 # What the kernel may hold of an answer beside what is on its way: a slow client's answer waits
 # here, where it is bounded and where its progress is seen, and not there in megabytes.
 _UNSENT_BYTES: Final = 131_072
+_BACKLOG: Final = 1_024
+_STEP_S: Final = 0.05
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _BODILESS: Final = (b"HTTP/1.1 204", b"HTTP/1.1 304")
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # socket(7), SO_LINGER
@@ -182,6 +184,8 @@ class Exchange:
         connection = self._connection
         if connection.server.is_draining:
             self.keep_alive = False
+            status, _, rest = message.partition(b"\r\n")
+            message = b"%b\r\nConnection: close\r\n%b" % (status, rest)
         if not self.is_done:
             self.is_started = self.is_done = True
             connection.transport.write(message)
@@ -531,10 +535,24 @@ class Connection(asyncio.Protocol):
 
     def close_when_idle(self) -> None:
         """The server is draining."""
-        if self._current is None and not self._queue and self._phase == _IDLE:
+        if self.is_idle:
             self.end()
-        elif self._current is not None:
-            self._current.keep_alive = False
+        elif (last := self._last) is not None:
+            last.keep_alive = False
+
+    def close_if_told(self) -> None:
+        """The server is draining: close after an answer that can still say so."""
+        if (last := self._last) is not None and not last.is_started:
+            last.keep_alive = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of a request is here."""
+        return self._current is None and not self._queue and self._phase == _IDLE
+
+    @property
+    def _last(self) -> Exchange | None:
+        return self._queue[-1] if self._queue else self._current
 
     # inside
 
@@ -722,7 +740,7 @@ class Connection(asyncio.Protocol):
 
     def _is_closing_after_answer(self) -> bool:
         """Bytes after a request that said `Connection: close` don't matter (RFC 9112, 9.6)."""
-        last = self._queue[-1] if self._queue else self._current
+        last = self._last
         return self._phase == _LINGERING or (last is not None and not last.keep_alive)
 
     def _stop(self) -> None:
@@ -776,23 +794,37 @@ class HttpServer:
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Bind and accept; the port that was taken."""
-        loop = asyncio.get_running_loop()
-        listener = await loop.create_server(
-            lambda: Connection(self),
-            host,
-            port,
-            backlog=1_024,
-            ssl=tls,
-            ssl_handshake_timeout=self.limits.head_s if tls else None,
-            ssl_shutdown_timeout=self.limits.write_s if tls else None,
+        listener = await asyncio.get_running_loop().create_server(
+            lambda: Connection(self), host, port, backlog=_BACKLOG, **self._tls_options(tls)
         )
+        self._watch(listener)
+        return int(listener.sockets[0].getsockname()[1])
+
+    async def accept(
+        self, listening: Sequence[socket.socket], tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Accept what comes to these sockets, which may be other processes' too."""
+        for one in listening:
+            self._watch(
+                await asyncio.get_running_loop().create_server(
+                    lambda: Connection(self), sock=one, backlog=_BACKLOG, **self._tls_options(tls)
+                )
+            )
+
+    def _tls_options(self, tls: ssl.SSLContext | None) -> dict[str, Any]:
+        return {
+            "ssl": tls,
+            "ssl_handshake_timeout": self.limits.head_s if tls else None,
+            "ssl_shutdown_timeout": self.limits.write_s if tls else None,
+        }
+
+    def _watch(self, listener: asyncio.Server) -> None:
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
             for bound in listener.sockets:  # connections inherit it
                 bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         self._listeners.append(listener)
         if self._ticker is None:
-            self._ticker = loop.create_task(self._tick())
-        return int(listener.sockets[0].getsockname()[1])
+            self._ticker = asyncio.get_running_loop().create_task(self._tick())
 
     def take_in(self, connection: Connection) -> bool:
         """A new connection; False where there are too many."""
@@ -805,21 +837,43 @@ class HttpServer:
         if not self.connections:
             self._emptied.set()
 
-    async def drain(self, within_s: float) -> bool:
-        """Accept nothing more, let what is under way end; False where time ran out."""
+    async def drain(self, within_s: float, linger_s: float = 0.0) -> bool:
+        """Accept nothing more, let what is under way end; False where time ran out.
+
+        With `linger_s` a connection is closed only when its client was told so, or has asked for
+        nothing for so long: a request that is on its way to us is still answered.
+        """
         self.is_draining = True
         for listener in self._listeners:
             listener.close()
         for connection in tuple(self.connections):
-            connection.close_when_idle()
+            if linger_s:
+                connection.close_if_told()
+            else:
+                connection.close_when_idle()
         try:
             async with asyncio.timeout(within_s):
+                if linger_s:
+                    await self._let_linger(linger_s)
                 while self.connections:
                     self._emptied.clear()
                     await self._emptied.wait()
         except TimeoutError:
             return False
         return True
+
+    async def _let_linger(self, linger_s: float) -> None:
+        idle_since: dict[Connection, float] = {}
+        while True:
+            await asyncio.sleep(_STEP_S)  # first: what was accepted just now becomes a connection
+            if not self.connections:
+                return
+            now = time.monotonic()
+            for connection in tuple(self.connections):
+                if not connection.is_idle:
+                    idle_since.pop(connection, None)
+                elif now - idle_since.setdefault(connection, now) >= linger_s:
+                    connection.close_when_idle()
 
     async def aclose(self) -> None:
         """Break what is left."""

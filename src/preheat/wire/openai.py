@@ -65,6 +65,18 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
         return len(self.body) + len(self.cuts) + len(self.usage_tail)
 
 
+class RefusedAnswer(msgspec.Struct, frozen=True, gc=False):
+    """An engine's refusal, kept for a while: its content type and its body, as they came."""
+
+    content_type: bytes
+    body: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its parts."""
+        return len(self.content_type) + len(self.body)
+
+
 def decode(data: bytes) -> dict[str, Any]:
     """A JSON object. Raises ValueError for anything else, doubled keys and lost digits included."""
     value = jiter.from_json(

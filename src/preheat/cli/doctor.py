@@ -1,0 +1,143 @@
+"""Find out why something doesn't work, or why there are no hits: settings, engines, L2, gateway.
+
+    preheat doctor --config preheat.toml               all that these settings name
+    preheat doctor --upstream http://gpu-1:8000        one engine
+    preheat doctor --gateway http://127.0.0.1:8000     a running gateway, too
+
+It asks each engine a handful of small real requests (about 3,000 input and 70 output tokens in
+all; a hosted one bills them): what an engine tells of its usage and of its prefix cache can be seen
+in no other way. --no-ask leaves them out. It changes nothing, but for freeing the places of dead
+readers in L2. docs/doctor.md explains each finding.
+
+Exit code 1 where there is a problem, else 0; 2 for wrong usage.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from preheat import config, wiring
+from preheat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from preheat.lab.doctor.examination import Order
+    from preheat.lab.doctor.finding import Finding
+
+_TIMEOUT_S: Final = 60.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings, in TOML")
+    parser.add_argument("--upstream", metavar="URL", help="an engine, as serve --upstream has it")
+    parser.add_argument("--gateway", metavar="URL", help="a running gateway")
+    parser.add_argument("--model", default="", metavar="NAME", help="a model that clients ask for")
+    parser.add_argument(
+        "--api-key-env", metavar="VAR", help="environment variable with the key of --upstream"
+    )
+    parser.add_argument(
+        "--gateway-key-env", metavar="VAR", help="environment variable with a key of the gateway's"
+    )
+    parser.add_argument(
+        "--no-ask", action="store_true", help="send no requests that an engine has to compute"
+    )
+    parser.add_argument(
+        "--timeout", type=_seconds, default=_TIMEOUT_S, metavar="S", help="for one answer (60)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Examine and tell."""
+    if options.api_key_env and not options.upstream:
+        print("usage: preheat doctor [options]\n--api-key-env needs --upstream", file=sys.stderr)
+        return 2
+    findings = asyncio.run(_examine(options))
+    counts = Counter(finding.severity for finding in findings)
+    if options.json:
+        document = {"findings": findings, "counts": counts}
+        print(msgspec.json.encode(document).decode())
+    else:
+        told = [
+            f"{counts[word]} {word}{'s' if counts[word] > 1 else ''}"
+            for word in ("problem", "warning", "note")
+            if counts[word]
+        ]
+        print("\n" + (", ".join(told) if told else "nothing to remark"))
+    return 1 if counts["problem"] else 0
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be more than 0, not {text}")
+    return value
+
+
+async def _examine(options: argparse.Namespace) -> "list[Finding]":
+    from preheat.lab.doctor.examination import examine, refused_settings
+
+    environment = config.environment()
+    findings: list[Finding] = []
+
+    def note(finding: "Finding") -> None:
+        findings.append(finding)
+        if not options.json:
+            print(_text(finding), flush=True)
+
+    try:
+        settings = config.load(options.config, environment, _overrides(options))
+        order = _order(options)
+    except ConfigError as error:
+        note(refused_settings(error))
+        return findings
+    async for finding in examine(_what(settings, options), order, environment):
+        note(finding)
+    return findings
+
+
+def _overrides(options: argparse.Namespace) -> dict[str, Any]:
+    overrides: dict[str, Any] = {}
+    if options.upstream is not None:
+        overrides["engines.upstream.url"] = options.upstream
+    if options.api_key_env:
+        overrides["engines.upstream.api_key_env"] = options.api_key_env
+    return overrides
+
+
+def _what(settings: config.Settings, options: argparse.Namespace) -> config.Settings:
+    """The settings as serve has them; a gateway alone says nothing of the engine behind it."""
+    if options.gateway and not options.config:
+        return settings
+    return wiring.with_defaults(settings)
+
+
+def _order(options: argparse.Namespace) -> "Order":
+    from preheat.lab.doctor.examination import Order
+
+    key = ""
+    if options.gateway is not None:
+        config.check({"engines": {"gateway": {"url": options.gateway}}})
+    if options.gateway_key_env:
+        key = config.secret_from(options.gateway_key_env, "--gateway-key-env", config.environment())
+    return Order(
+        gateway=options.gateway or "",
+        gateway_key=key,
+        model=options.model,
+        asks=not options.no_ask,
+        timeout_s=options.timeout,
+    )
+
+
+def _text(finding: "Finding") -> str:
+    lines = [f"{finding.severity:<8} {finding.about}: {finding.found}  [{finding.check}]"]
+    if finding.why:
+        lines.append(f"{'':<9}why it matters: {finding.why}")
+    if finding.do:
+        lines.append(f"{'':<9}what to do: {finding.do}")
+    return "\n".join(lines)

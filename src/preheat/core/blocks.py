@@ -1,0 +1,96 @@
+"""Which prompts begin alike: chained, keyed hashes of a prompt's text, block by block.
+
+Equal hashes at one place mean equal prompts up to there. Nobody without the secret can test a
+guessed text against them, and tenants, paths and models never share one.
+"""
+
+import hmac
+import json
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+
+BLOCK_BYTES: Final = 512
+BLOCK_UNIT: Final = "text-512"
+"""What a block is: so many bytes of the prompt's JSON. About 128 tokens of English."""
+
+HASH_BYTES: Final = 8
+_MOST_BLOCKS: Final = 8_192
+"""A million tokens of English. What is beyond them isn't hashed: it would hold up others."""
+
+
+class Prompt(msgspec.Struct, frozen=True, gc=False):
+    """What a log may know of a body's text.
+
+    `blocks` are packed hashes of 64 bits, little end first, of the whole blocks; `prompt_bytes`
+    is the length of all the text.
+    """
+
+    blocks: bytes = b""
+    prompt_bytes: int = 0
+    max_tokens: int | None = None
+
+
+class _Body(msgspec.Struct):
+    """The fields that are text to the model, as they stand in the body."""
+
+    tools: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    max_tokens: msgspec.Raw = msgspec.Raw()
+    max_completion_tokens: msgspec.Raw = msgspec.Raw()
+    max_output_tokens: msgspec.Raw = msgspec.Raw()
+
+
+_BODY: Final = msgspec.json.Decoder(_Body)
+
+
+def prompt_of(body: bytes, secret: bytes, where: Sequence[str]) -> Prompt:
+    """The prompt's hashes and lengths. `where` is what separates prompts that share nothing:
+    tenant, path, model. 50 µs for 32 KB.
+
+    >>> short = prompt_of(b'{"prompt": "%b"}' % (b"x" * 1500), b"secret", ["t"])
+    >>> longer = prompt_of(b'{"prompt": "%b"}' % (b"x" * 1500 + b"y" * 600), b"secret", ["t"])
+    >>> len(short.blocks) // 8, len(longer.blocks) // 8, longer.blocks.startswith(short.blocks)
+    (2, 4, True)
+    """
+    try:
+        fields = _BODY.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return Prompt()
+    text = _text(fields)
+    key = hmac.digest(secret, b"blocks:" + json.dumps(list(where)).encode(), "sha256")
+    return Prompt(_hashes(text, sha256(key)), len(text), _limit(fields))
+
+
+def _text(fields: _Body) -> bytes:
+    """What stands before the conversation in every engine's template, then the conversation.
+
+    The last one loses its closing bracket or quote, so that a longer one extends it.
+    """
+    ahead = [bytes(raw) for raw in (fields.tools, fields.instructions, fields.system) if raw]
+    last = bytes(fields.messages or fields.prompt or fields.input)[:-1].rstrip()
+    return b"\0".join((*ahead, last)) if ahead else last
+
+
+def _hashes(text: bytes, running: Any) -> bytes:
+    """A running hash, read after each block: eight bytes don't let anybody go on from there."""
+    update, digest = running.update, running.digest
+    hashes = []
+    for end in range(BLOCK_BYTES, min(len(text), _MOST_BLOCKS * BLOCK_BYTES) + 1, BLOCK_BYTES):
+        update(text[end - BLOCK_BYTES : end])
+        hashes.append(digest()[:HASH_BYTES])
+    return b"".join(hashes)
+
+
+def _limit(fields: _Body) -> int | None:
+    for raw in (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens):
+        spelled = bytes(raw)
+        if spelled.isdigit() and len(spelled) < 10:
+            return int(spelled)
+    return None

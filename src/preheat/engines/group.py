@@ -1,0 +1,276 @@
+"""Several equal servers behind one name: who is asked, who else where that one can't answer."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Final
+
+import msgspec
+
+from preheat.core.breaker import Breaker, RetryBudget
+from preheat.engines.worker import REFUSALS, Headers, HttpClient, Worker, WorkerState
+from preheat.errors import ConfigError, EngineError
+from preheat.transport.client import Response
+
+# Nothing was asked yet: asking another costs nobody twice.
+_UNASKED: Final = frozenset({"connect", "timeout-connect", "tls"})
+Outcome = Response | EngineError
+
+_LEAVE_S: Final = 600.0
+_LOOK_S: Final = 0.1
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """How a group treats failures; each is a setting of `engines.NAME`."""
+
+    retries: int = 2
+    retry_ratio: float = 0.2
+    health_path: str = "/health"
+    health_s: float = 2.0
+
+
+class Group:
+    """Asks the least loaded of those that are well, and another where that is safe: before the
+    first byte, when nothing could be asked or the answer was 429 or 502 to 504."""
+
+    def __init__(
+        self,
+        name: str,
+        urls: Sequence[str],
+        *,
+        connect: Callable[[str], HttpClient],
+        breaker: Breaker,
+        rules: Rules,
+        probe_headers: Headers = (),
+    ) -> None:
+        self._name = name
+        self._connect = connect
+        self._breaker = breaker
+        self._probe_headers = probe_headers
+        self._leaving: set[Worker] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watcher: asyncio.Task[None] | None = None
+        self._turn = 0
+        self._workers: list[Worker] = []
+        self._rules = rules
+        self._budget = RetryBudget(rules.retry_ratio, time.monotonic())
+        self._workers = self._arranged(urls)
+
+    async def send(self, method: bytes, path: bytes, headers: Headers, body: bytes) -> Response:
+        """The answer of whoever could give one, else the last refusal or error."""
+        workers = self._workers
+        if len(workers) == 1 and workers[0].breaker.is_closed and not workers[0].is_draining:
+            return await workers[0].ask(method, path, headers, body)
+        self._budget.earn()
+        worker = self._choose((), only_well=False)
+        if worker is None:
+            raise self._none_left()
+        outcome: Outcome
+        try:
+            outcome = await worker.ask(method, path, headers, body)
+            if outcome.status not in REFUSALS:
+                return outcome
+        except EngineError as error:
+            outcome = error
+        tried = [worker]
+        retries = 0
+        while (other := self._other(outcome, tried, retries)) is not None:
+            if isinstance(outcome, Response):
+                outcome.close()
+            if not _is_queue(outcome):
+                retries += 1
+                tried[-1].retries += 1
+            tried.append(other)
+            try:
+                outcome = await other.ask(method, path, headers, body)
+            except EngineError as error:
+                outcome = error
+        if isinstance(outcome, EngineError):
+            raise outcome
+        return outcome
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any may be asked."""
+        now = time.monotonic()
+        return any(not one.is_draining and one.breaker.would_allow(now) for one in self._workers)
+
+    def workers(self) -> list[WorkerState]:
+        """All of them, those that are leaving last."""
+        now = time.monotonic()
+        return [one.state(now) for one in (*self._workers, *self._leaving)]
+
+    def set_draining(self, worker: str, *, is_draining: bool) -> bool:
+        """Let that one take nothing more, or again. Whether there is one of that name."""
+        for one in self._workers:
+            if one.name == worker:
+                one.is_draining = is_draining
+                return True
+        return False
+
+    def reconfigure(self, urls: Sequence[str], rules: Rules) -> None:
+        """Whole or not at all. Who is no longer named takes nothing more, ends what is under way,
+        and goes; who still is stays as it is. Raises ConfigError."""
+        arranged = self._arranged(urls)
+        left = [one for one in self._workers if one not in arranged]
+        self._workers = arranged
+        self._turn = 0
+        for position, one in enumerate(arranged):
+            one.name = self._name_at(position, len(arranged))
+        for one in left:
+            one.is_draining = True
+            self._leaving.add(one)
+            self._own(self._leave(one))
+        if rules.health_path != self._rules.health_path:
+            for one in arranged:
+                one.knows_health = True
+        if rules != self._rules:
+            self._rules = rules
+            self._budget = RetryBudget(rules.retry_ratio, time.monotonic())
+
+    async def retire(self) -> None:
+        """End what is under way, and what was about to be asked; then close."""
+        await asyncio.gather(*(self._leave(one) for one in self._workers))
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close every connection now."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(one.client.aclose() for one in (*self._workers, *self._leaving)))
+
+    # choosing
+
+    def _choose(self, tried: Sequence[Worker], *, only_well: bool) -> Worker | None:
+        """The least loaded of those that are well, in turn where that is several; else the one
+        from which an answer is likeliest."""
+        now = time.monotonic()
+        workers = self._workers
+        best: Worker | None = None
+        best_load = turn = 0
+        for position in range(self._turn - len(workers), self._turn):  # below zero: from the end
+            worker = workers[position]
+            if tried and worker in tried:
+                continue
+            breaker = worker.breaker
+            if breaker.is_closed and now >= worker.avoided_until and not worker.is_draining:
+                load = worker.client.in_flight
+                if best is None or load < best_load:
+                    best, best_load, turn = worker, load, position + 1
+            elif not tried and worker.may_be_tried(now):
+                return worker
+        if best is None:
+            return None if only_well else self._least_bad(tried, now)
+        self._turn = turn % len(workers)
+        return best
+
+    def _least_bad(self, tried: Sequence[Worker], now: float) -> Worker | None:
+        left = [one for one in self._workers if one not in tried and not one.is_draining]
+        avoided = [one for one in left if one.breaker.is_closed]
+        if avoided:
+            return min(avoided, key=lambda one: one.avoided_until)
+        left.sort(key=lambda one: one.breaker.failures)
+        return next((one for one in left if one.breaker.allows(now)), None)
+
+    def _other(self, outcome: Outcome, tried: Sequence[Worker], retries: int) -> Worker | None:
+        """Who else may be asked the same; None where nobody is, or it wouldn't be safe."""
+        if isinstance(outcome, Response) and outcome.status not in REFUSALS:
+            return None
+        if not _is_queue(outcome):
+            if retries >= self._rules.retries:
+                return None
+            if isinstance(outcome, EngineError) and outcome.kind not in _UNASKED:
+                return None
+        was_refused = isinstance(outcome, Response)
+        other = self._choose(tried, only_well=was_refused)
+        if other is None or (_is_queue(outcome) and not other.client.has_room):
+            return None
+        if was_refused and not self._budget.take(time.monotonic()):
+            return None
+        return other
+
+    def _none_left(self) -> EngineError:
+        now = time.monotonic()
+        asked = [one for one in self._workers if not one.is_draining]
+        if not asked:
+            return EngineError(
+                f"engine {self._name} is being drained: it takes nothing more",
+                kind="breaker-open",
+            )
+        wait_s = min(one.breaker.retry_after_s(now) for one in asked)
+        return EngineError(
+            f"engine {self._name} is failing; it is tried again in {wait_s:.0f} s",
+            kind="breaker-open",
+            retry_after_s=max(1.0, wait_s),
+        )
+
+    # who there is
+
+    def _name_at(self, position: int, of: int) -> str:
+        return self._name if of == 1 else f"{self._name}.{position}"
+
+    def _arranged(self, urls: Sequence[str]) -> list[Worker]:
+        """A worker for each url, those there are among them."""
+        if not urls:
+            raise ConfigError(f"engines.{self._name}.url: expected an address, got none")
+        if len(set(urls)) != len(urls):
+            raise ConfigError(f"engines.{self._name}.urls: one of them is named twice")
+        known = {one.url: one for one in self._workers}
+        return [
+            known.get(url)
+            or Worker(
+                self._name_at(position, len(urls)),
+                url,
+                self._connect(url),
+                self._breaker.fresh(),
+                self._on_down,
+            )
+            for position, url in enumerate(urls)
+        ]
+
+    # what goes on beside the requests
+
+    def _on_down(self, worker: Worker) -> None:
+        """Watch for its return, where there are others to answer meanwhile."""
+        worker.is_probed = (
+            len(self._workers) > 1 and bool(self._rules.health_path) and worker.knows_health
+        )
+        if worker.is_probed and self._watcher is None:
+            self._watcher = self._own(self._watch())
+
+    async def _watch(self) -> None:
+        """Ask those that are down for their health, until none is."""
+        try:
+            while True:
+                await asyncio.sleep(self._rules.health_s)
+                down = [one for one in self._workers if one.is_probed and not one.breaker.is_closed]
+                if not down:
+                    return
+                target = self._rules.health_path.encode()
+                limit_s = min(5.0, max(1.0, self._rules.health_s))
+                await asyncio.gather(
+                    *(one.probe(target, self._probe_headers, limit_s) for one in down)
+                )
+        finally:
+            self._watcher = None
+
+    async def _leave(self, worker: Worker) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                await asyncio.sleep(_LOOK_S)
+                while worker.client.in_flight:  # noqa: ASYNC110  an event would cost each request
+                    await asyncio.sleep(_LOOK_S)
+        await worker.client.aclose()
+        self._leaving.discard(worker)
+
+    def _own(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _is_queue(outcome: Outcome) -> bool:
+    return isinstance(outcome, EngineError) and outcome.kind == "queue"

@@ -1,0 +1,180 @@
+"""One of several equal servers: its connections, and how it has been of late."""
+
+import asyncio
+import contextlib
+import email.utils
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+
+from preheat.core.breaker import Breaker
+from preheat.errors import EngineError
+from preheat.transport.client import Response
+
+Headers = Sequence[tuple[bytes, bytes]]
+State = Literal["well", "down", "draining", "avoided"]
+
+REFUSALS: Final = frozenset({429, 502, 503, 504})
+"""Answers by which a server says that another should be asked."""
+_FAILURES: Final = frozenset({502, 503, 504})
+_AVOID_S: Final = 1.0  # who says 429 and not how long: it would look idle, and draw all requests
+_MOST_AVOID_S: Final = 60.0
+_PROBE_BYTES: Final = 65_536
+
+
+class HttpClient(Protocol):
+    """What a worker is asked through."""
+
+    host: str
+    port: int
+
+    async def request(
+        self, method: bytes, target: bytes, headers: Headers, body: bytes
+    ) -> Response:
+        """Return once the answer's head is there. Raises EngineError."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests under way, those that wait for a connection included."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a request would be sent at once."""
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+
+
+class WorkerState(msgspec.Struct, frozen=True):
+    """A worker as the admin sees it. `retries` were answered by others instead."""
+
+    name: str
+    address: str
+    in_flight: int
+    state: State
+    failures: int
+    retries: int
+    last_error_kind: str
+
+
+class Worker:
+    """One address of a group."""
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        client: HttpClient,
+        breaker: Breaker,
+        on_down: Callable[["Worker"], None],
+    ) -> None:
+        self.name = name
+        self.url = url
+        self.client = client
+        self.breaker = breaker
+        self.is_draining = False
+        self.is_probed = False  # while it is down; else a request finds out how it is
+        self.knows_health = True
+        self.avoided_until = 0.0
+        self.failures = 0
+        self.retries = 0
+        self.last_error_kind = ""
+        # A bare address means the usual place.
+        self._base = urlsplit(url).path.rstrip("/").encode() or b"/v1"
+        self._on_down = on_down
+
+    async def ask(self, method: bytes, path: bytes, headers: Headers, body: bytes) -> Response:
+        """Ask it, and remember how that went."""
+        try:
+            response = await self.client.request(method, self._base + path, headers, body)
+        except EngineError as error:
+            error.worker = self.name
+            if error.kind != "queue":  # that is our own limit, not the engine's failure
+                self._failed(error.kind)
+            raise
+        response.worker = self.name
+        if response.status not in REFUSALS:
+            self.breaker.succeeded()
+        else:
+            self._refused(response)
+        return response
+
+    def may_be_tried(self, now: float) -> bool:
+        """Whether it is time that a request finds out if it is well again; a yes is one request."""
+        breaker = self.breaker
+        if breaker.is_closed or self.is_probed or self.is_draining:
+            return False
+        return breaker.allows(now)
+
+    def state(self, now: float) -> WorkerState:
+        """How it is."""
+        state: State = "well"
+        if self.is_draining:
+            state = "draining"
+        elif not self.breaker.is_closed:
+            state = "down"
+        elif now < self.avoided_until:
+            state = "avoided"
+        host = f"[{self.client.host}]" if ":" in self.client.host else self.client.host
+        return WorkerState(
+            name=self.name,
+            address=f"{host}:{self.client.port}",
+            in_flight=self.client.in_flight,
+            state=state,
+            failures=self.failures,
+            retries=self.retries,
+            last_error_kind=self.last_error_kind,
+        )
+
+    async def probe(self, target: bytes, headers: Headers, timeout_s: float) -> None:
+        """Ask whether it is well again. One that doesn't know the question isn't asked again."""
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                response = await self.client.request(b"GET", target, headers, b"")
+                try:
+                    await response.read(_PROBE_BYTES)
+                finally:
+                    response.close()
+                    if response.status < 300:
+                        self.breaker.recovered()
+                    elif response.status < 500 and response.status != 429:
+                        self.is_probed = self.knows_health = False
+
+    def _failed(self, kind: str) -> None:
+        was_closed = self.breaker.is_closed
+        self.failures += 1
+        self.last_error_kind = kind
+        self.breaker.failed(time.monotonic())
+        if was_closed and not self.breaker.is_closed:
+            self._on_down(self)
+
+    def _refused(self, response: Response) -> None:
+        kind = f"status-{response.status}"
+        if response.status in _FAILURES:
+            self._failed(kind)
+        else:
+            self.last_error_kind = kind
+            self.breaker.succeeded()
+        if response.status in {429, 503}:
+            given = next((value for name, value in response.headers if name == b"retry-after"), b"")
+            wait_s = _seconds(given.decode("latin-1"), time.time())
+            if wait_s is None:
+                wait_s = _AVOID_S if response.status == 429 else 0.0
+            self.avoided_until = time.monotonic() + min(wait_s, _MOST_AVOID_S)
+
+
+def _seconds(retry_after: str, now: float) -> float | None:
+    """How long a Retry-After means, in seconds or as a date; None where it means nothing.
+
+    >>> _seconds("7", 0.0), _seconds("Thu, 01 Jan 1970 00:00:09 GMT", 4.0), _seconds("soon", 0.0)
+    (7.0, 5.0, None)
+    """
+    if retry_after.isascii() and retry_after.isdigit():
+        return float(retry_after)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - now)
+    except (ValueError, OverflowError):
+        return None

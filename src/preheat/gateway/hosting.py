@@ -1,0 +1,86 @@
+"""What one worker knows of the machine's others; the process above it knows how to ask them."""
+
+import secrets
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import msgspec
+
+from preheat.core.stats import Snapshot
+from preheat.core.types import Invalidation, Removed
+from preheat.engines.child import Address
+
+
+class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker process. `generation` counts those that its slot has had; `started_at` is
+    wall-clock time; `rss_bytes` is 0 where the system doesn't tell."""
+
+    pid: int
+    slot: int
+    generation: int
+    started_at: float
+    uptime_s: float
+    state: Literal["starting", "ready", "draining"]
+    rss_bytes: int = 0
+
+
+class Host(Protocol):
+    """The other workers of this machine, seen from one.
+
+    `name` is random and the same in all of them.
+    """
+
+    name: str
+
+    async def snapshots(self) -> Snapshot:
+        """What all workers counted, the dead ones included."""
+
+    async def invalidate(
+        self, what: Invalidation, *, number: int | None = None, dry_run: bool
+    ) -> Removed:
+        """Forget it in every L1 of this machine, as the board's `number`; what they held."""
+
+    async def workers(self) -> list[WorkerState]:
+        """All worker processes that there are now; none where nothing supervises any."""
+
+    def where(self, engine: str) -> Callable[[], Address | None] | None:
+        """Tells where the embedded engine of that name answers now (None: it is starting); None
+        where this process has to start it itself."""
+
+
+class OneProcess(Protocol):
+    """What a gateway can tell of itself."""
+
+    def snapshot(self) -> Snapshot:
+        """What it counted."""
+
+    async def invalidate(self, what: Invalidation, number: int | None, dry_run: bool) -> Removed:  # noqa: FBT001  as it is called everywhere
+        """Forget it in this process's L1."""
+
+
+class Alone:
+    """The host of a gateway without a supervisor: it is all the workers there are."""
+
+    def __init__(self) -> None:
+        self.name = secrets.token_hex(4)
+        self.gateway: OneProcess | None = None
+
+    async def snapshots(self) -> Snapshot:
+        """What this process counted."""
+        assert self.gateway is not None
+        return self.gateway.snapshot()
+
+    async def invalidate(
+        self, what: Invalidation, *, number: int | None = None, dry_run: bool
+    ) -> Removed:
+        """Forget it here."""
+        assert self.gateway is not None
+        return await self.gateway.invalidate(what, number, dry_run)
+
+    async def workers(self) -> list[WorkerState]:
+        """None."""
+        return []
+
+    def where(self, engine: str) -> Callable[[], Address | None] | None:  # noqa: ARG002  all of them
+        """Its engines are its own."""
+        return None

@@ -1,0 +1,270 @@
+"""L2 as the gateway sees it: entries by key, who computes what, and what others invalidated.
+
+Nothing here raises for a store's sake: what fails, or takes longer than a store may, is a miss.
+A breaker stops asking one that keeps failing, so that it costs nobody anything.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
+
+from preheat.core.breaker import Breaker
+from preheat.core.controller import Controller
+from preheat.core.stats import Counters
+from preheat.core.types import Entry, Epoch, Invalidation, Key
+from preheat.errors import StoreError
+from preheat.stores import Size, Store
+from preheat.telemetry.logs import Log
+from preheat.wire.entry import Codec
+
+T = TypeVar("T")
+
+LEASE_S: Final = 3.0
+_RENEW_S: Final = 1.0
+_NEWS_S: Final = 0.25
+_PUBLISH_S: Final = 2.0
+_PUT_S: Final = 5.0
+_CALL_S: Final = 0.2  # stores bound their calls more tightly; this is for one that doesn't
+
+
+class L2:
+    """The store behind its breaker, with the tasks that keep this process in step with others."""
+
+    def __init__(
+        self,
+        store: Store,
+        codec: Codec,
+        breaker: Breaker,
+        controller: Controller,
+        counters: Counters,
+        log: Log,
+        *,
+        timeout_s: float,
+        queue_bytes: int,
+        has_company: bool,
+        clock: Callable[[], float],
+        on_bug: Callable[[Exception], None],
+    ) -> None:
+        self.is_immediate = store.is_immediate
+        self._has_company = has_company or store.is_shared
+        self._store = store
+        self._codec = codec
+        self._breaker = breaker
+        self._controller = controller
+        self._counters = counters
+        self._log = log
+        self._timeout_s = timeout_s
+        self._queue_bytes = queue_bytes
+        self._queued_bytes = 0
+        self._clock = clock
+        self._on_bug = on_bug
+        self._seen = Epoch()
+        self._applied: set[int] = set()  # invalidations that we heard of before the board told us
+        self._leased: set[Key] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._keeping: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Open the store. Raises ConfigError."""
+        await self._store.start()
+        await self._read_news()
+        self._keeping = asyncio.get_running_loop().create_task(self._keep_in_step())
+
+    async def aclose(self) -> None:
+        """Let go of leases and close the store, once what was put has arrived."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1.0)
+        if self._leased:
+            await self._guarded(self._store.release(tuple(self._leased)))
+        await self._store.aclose()
+
+    # Entries.
+
+    def look_now(self, keys: Sequence[Key]) -> list[Entry] | None:
+        """What there is of these, where that takes no waiting; None where it does."""
+        now = self._clock()
+        if not self._breaker.allows(now):
+            return []
+        if not self.is_immediate:
+            return None
+        try:
+            values = self._store.get_now(keys)
+        except StoreError as error:
+            self._failed(error)
+            return []
+        took_s = self._clock() - now
+        if took_s > self._timeout_s:
+            self._failed(StoreError("a read took too long", kind="slow"))
+        else:
+            self._breaker.succeeded()
+        return self._decoded(keys, values, now)
+
+    async def look(self, keys: Sequence[Key]) -> list[Entry]:
+        """What there is of these, as far as the store tells in time."""
+        if not self._breaker.would_allow(self._clock()):
+            return []
+        values = await self._guarded(self._store.get(keys))
+        return self._decoded(keys, values, self._clock()) if values else []
+
+    def keep(self, entry: Entry, *, is_leased: bool) -> None:
+        """Write it, in a task of its own; others that wait for it are let go once they can read it."""
+        if self._queued_bytes + entry.size_bytes > self._queue_bytes:
+            self._controller.on_stored("queue")
+            if is_leased:
+                self.release(entry.key)
+            return
+        self._own(self._put(entry, is_leased=is_leased))
+
+    async def size(self) -> Size | None:
+        """How full the store is, where it says so."""
+        return await self._guarded(self._store.size())
+
+    # Who computes what.
+
+    @property
+    def has_company(self) -> bool:
+        """Whether another process might compute the same answer, and can be asked."""
+        return self._has_company and self._breaker.would_allow(self._clock())
+
+    async def claim(self, key: Key) -> bool | None:
+        """Whether this process computes the answer for the key: False while another one does, None
+        where nobody can tell."""
+        is_ours = await self._guarded(self._store.take(key, LEASE_S))
+        if is_ours:
+            self._leased.add(key)
+        return is_ours
+
+    def release(self, key: Key) -> None:
+        """Let others compute it: this process doesn't any more."""
+        self._leased.discard(key)
+        self._own(self._release(key))
+
+    # What is void.
+
+    async def publish(self, what: Invalidation) -> Epoch:
+        """Tell everybody who shares the store. Raises StoreError: who asks for it must know."""
+        try:
+            async with asyncio.timeout(_PUBLISH_S):
+                return await self._store.publish(what)
+        except TimeoutError:
+            raise StoreError("the store took too long", kind="timeout") from None
+
+    def note_applied(self, number: int) -> None:
+        """This process knows of that invalidation already."""
+        self._applied.add(number)
+
+    async def _read_news(self) -> None:
+        """Invalidations of others: they hold at once, and L1 is swept in portions."""
+        news = await self._guarded(self._store.news(self._seen))
+        if news is None or news.epoch == self._seen:
+            return
+        is_first = not self._seen.generation
+        if news.is_all:
+            self._controller.on_generation(news.epoch.generation, news.floor)
+        for number, what in news.invalidations:
+            self._controller.on_invalidate(what, number)
+        self._seen = news.epoch
+        void = [what for number, what in news.invalidations if number not in self._applied]
+        self._applied = {number for number in self._applied if number > news.epoch.number}
+        if news.is_all and not is_first:
+            void = [Invalidation()]  # what was missed could be anything
+        for what in void:
+            for _ in self._controller.sweep(what, dry_run=False):
+                await asyncio.sleep(0)
+
+    async def _keep_in_step(self) -> None:
+        renewed_at = self._clock()
+        while True:
+            await asyncio.sleep(_NEWS_S)
+            try:
+                if self._breaker.would_allow(self._clock()):
+                    await self._read_news()
+                if self._leased and self._clock() - renewed_at >= _RENEW_S:
+                    renewed_at = self._clock()
+                    await self._guarded(self._store.renew(tuple(self._leased), LEASE_S))
+            except Exception as bug:  # noqa: BLE001  one round that fails mustn't be the last one
+                self._on_bug(bug)
+
+    # The store, with every call bounded.
+
+    async def _put(self, entry: Entry, *, is_leased: bool) -> None:
+        value = self._codec.encode(entry, _ahead_s(self._clock()))
+        expires_at = time.time() + entry.ttl_s + self._controller.kept_s(entry)
+        self._queued_bytes += len(value)
+        why_not = ""
+        try:
+            if self._breaker.would_allow(self._clock()):
+                async with asyncio.timeout(_PUT_S):
+                    await self._store.put(entry.key, value, expires_at)
+            else:
+                why_not = "breaker-open"
+        except StoreError as error:
+            why_not = error.kind
+        except TimeoutError:
+            why_not = "timeout"
+        finally:
+            self._queued_bytes -= len(value)
+        self._controller.on_stored(why_not)
+        if is_leased:
+            self._leased.discard(entry.key)
+            await self._release(entry.key)
+
+    async def _release(self, key: Key) -> None:
+        await self._guarded(self._store.release((key,)))
+
+    async def _guarded(self, call: Coroutine[Any, Any, T]) -> T | None:
+        """The call's result; None where it failed or took too long."""
+        try:
+            async with asyncio.timeout(_CALL_S):
+                result = await call
+        except StoreError as error:
+            self._failed(error)
+            return None
+        except TimeoutError:
+            self._failed(StoreError("the store took too long", kind="timeout"))
+            return None
+        self._breaker.succeeded()
+        return result
+
+    def _failed(self, error: StoreError) -> None:
+        self._counters.bump(self._counters.l2, f"error-{error.kind}")
+        now = self._clock()
+        was_well = self._breaker.would_allow(now)
+        self._breaker.failed(now)
+        if was_well and not self._breaker.would_allow(now):
+            self._log.event("l2-failing", kind=error.kind, why=str(error))
+
+    def _decoded(
+        self, keys: Sequence[Key], values: Sequence[bytes | None], now: float
+    ) -> list[Entry]:
+        entries = []
+        ahead_s = _ahead_s(now)
+        for key, value in zip(keys, values, strict=True):
+            if value is None:
+                self._counters.bump(self._counters.l2, "miss")
+                continue
+            try:
+                entries.append(self._codec.decode(key, value, ahead_s, now))
+                self._counters.bump(self._counters.l2, "hit")
+            except ValueError:
+                self._counters.bump(self._counters.l2, "torn")
+        return entries
+
+    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._watched(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as bug:  # noqa: BLE001  the edge of a task that nobody awaits
+            self._on_bug(bug)
+
+
+def _ahead_s(now: float) -> float:
+    """How far the wall clock is ahead of ours, at this moment."""
+    return time.time() - now

@@ -1,0 +1,112 @@
+"""What a flight asks, the events it gets, and the clients who listen to it."""
+
+from typing import Any
+
+from preheat.core.types import Request
+from preheat.engines import Engine
+from preheat.transport.server import Exchange
+from preheat.wire import openai
+from preheat.wire.sse import data_of
+
+
+class Call:
+    """What a flight asks of which engine."""
+
+    __slots__ = ("body", "dialect", "engine", "headers", "is_usage_injected", "path")
+
+    def __init__(
+        self,
+        engine: Engine,
+        path: bytes,
+        headers: list[tuple[bytes, bytes]],
+        body: bytes,
+        dialect: openai.Dialect,
+        *,
+        is_usage_injected: bool,
+    ) -> None:
+        self.engine = engine
+        self.path = path
+        self.headers = headers
+        self.body = body
+        self.dialect = dialect
+        self.is_usage_injected = is_usage_injected
+
+
+class Piece:
+    """One event of a stream: its bytes, and what must be known of them to hand them on.
+
+    `is_common`: it is no chunk, and yet everybody gets it, as it is. `tells_usage`: its chunk has a
+    usage field; `is_usage`: it tells nothing else. The chunk itself isn't kept: eight megabytes of
+    events would be sixty of objects.
+    """
+
+    __slots__ = ("_rest", "is_chunk", "is_common", "is_usage", "raw", "tells_usage")
+
+    def __init__(self, raw: bytes, chunk: dict[str, Any] | None, *, is_common: bool) -> None:
+        self.raw = raw
+        self.is_common = is_common
+        self.is_chunk = chunk is not None
+        self.tells_usage = chunk is not None and "usage" in chunk
+        self.is_usage = chunk is not None and bool(chunk.get("usage")) and not chunk.get("choices")
+        self._rest: bytes | None = None
+
+    def chunk(self) -> dict[str, Any]:
+        """Its chunk, decoded again."""
+        return openai.decode(data_of(self.raw) or b"{}")
+
+    def rest(self) -> bytes:
+        """The chunk without its first brace, id, time and usage; made once for all listeners."""
+        if self._rest is None:
+            dropped = ("id", "created") if self.is_usage else ("id", "created", "usage")
+            kept = {k: v for k, v in self.chunk().items() if k not in dropped}
+            self._rest = openai.encode(kept)[1:]
+        return self._rest
+
+
+class Listener:
+    """One client of a flight: in which form it wants the answer, and how far it has got."""
+
+    __slots__ = (
+        "cache_status",
+        "created",
+        "exchange",
+        "is_leader",
+        "name",
+        "position",
+        "request",
+        "started_at",
+        "status",
+    )
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        request: Request,
+        name: bytes,
+        cache_status: str,
+        started_at: float,
+    ) -> None:
+        self.exchange = exchange
+        self.request = request
+        self.name = name  # the id that its answer bears
+        self.cache_status = cache_status
+        self.started_at = started_at
+        self.is_leader = True
+        self.position = 0
+        self.created = 0
+        self.status = 0  # what it was told
+
+    def take(self, piece: Piece, call: Call) -> None:
+        """Send it this event, in the form it asked for."""
+        if piece.is_usage and not self.request.ask.include_usage:
+            return
+        if not piece.is_chunk:
+            if self.is_leader or piece.is_common:
+                self.exchange.write(piece.raw)
+        elif not self.is_leader:
+            self.exchange.write(openai.event(piece.rest(), self.name, self.created))
+        elif call.is_usage_injected and piece.tells_usage:
+            shown = {k: v for k, v in piece.chunk().items() if k != "usage"}
+            self.exchange.write(b"data: %b\n\n" % openai.encode(shown))
+        else:
+            self.exchange.write(piece.raw)

@@ -1,0 +1,73 @@
+"""Which engine answers for which model, as one value."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from preheat import wiring
+from preheat.config import Settings
+from preheat.engines import Engine
+from preheat.gateway.hosting import Host
+from preheat.telemetry.logs import Log
+
+_COMMAND_LINE: Final = "upstream"  # the engine that --upstream names
+
+
+class Model(msgspec.Struct, frozen=True):
+    """Where requests for one name go. `identity` is the part of the key that names what answers:
+    engines of one group are declared equal by the operator."""
+
+    engine: str
+    alias: str
+    identity: str
+
+
+class Table(msgspec.Struct, frozen=True):
+    """The engines by name, the models by name, and the first engine for every other model.
+
+    `identity_of_engine` is what names an engine in the key of a model that isn't configured,
+    `weights` what identifies an embedded engine's model.
+    """
+
+    engines: Mapping[str, Engine]
+    models: Mapping[str, Model]
+    identity_of_engine: Mapping[str, str]
+    forward_headers: Mapping[str, tuple[bytes, ...]]
+    weights: Mapping[str, str] = {}
+
+
+def engines_of(settings: Settings, log: Log, host: Host) -> dict[str, tuple[Engine, str]]:
+    """Every engine by its name, with what identifies its weights where that can be known."""
+    return {
+        name: wiring.engine(name, engine, log, host.where(name))
+        for name, engine in settings.engines.items()
+    }
+
+
+def table_of(settings: Settings, made: Mapping[str, tuple[Engine, str]]) -> Table:
+    """Which engine answers for which model, and what names it in the key.
+
+    The operator declares the servers of one group equal, so that its name stands for them. An
+    upstream of the command line has no name of its own: there it is the address.
+    """
+    identity = {
+        name: "\n".join((name, settings.engines[name].url if name == _COMMAND_LINE else weights))
+        for name, (_, weights) in made.items()
+    }
+    first = next(iter(made))
+    models = {}
+    for name, model in settings.models.items():
+        engine = model.engine or first
+        alias = model.alias or name
+        models[name] = Model(engine, alias, "\n".join((identity[engine], alias, model.version)))
+    return Table(
+        {name: engine for name, (engine, _) in made.items()},
+        models,
+        identity,
+        {
+            name: tuple(header.lower().encode() for header in engine.forward_headers)
+            for name, engine in settings.engines.items()
+        },
+        {name: weights for name, (_, weights) in made.items()},
+    )

@@ -1,0 +1,1 @@
+"""One machine: a supervisor process, and the workers that answer requests."""

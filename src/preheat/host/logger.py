@@ -1,0 +1,254 @@
+"""The log process: hears the workers of one machine, and writes the request log.
+
+    python -m preheat.host.logger --folder DIR (--socket PATH | --listen-fd N)
+
+Twice a second or more often what it heard goes to the spool, so that whoever is killed takes at
+most a second along. It is told to end by SIGTERM; with `--lifeline-fd`, also by the end of whoever
+holds the other end of that pipe.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, cast
+
+import msgspec
+
+from preheat.telemetry.logs import Log
+from preheat.wire import journal
+
+try:
+    import pyarrow as pa
+
+    from preheat.host.archive import Archive, Event, FolderInUseError
+    from preheat.traces.spool import Recorder, Spool, Voice
+except ImportError as error:
+    sys.exit(f"the request log needs the extra: pip install 'preheat[log]' ({error.name})")
+
+_TICK_S: Final = 0.25
+_SPOOL_BYTES: Final = 33_554_432
+_MOST_WAITING_ROWS: Final = 65_536
+_LAST_WORDS_S: Final = 10.0
+_LAST_WORK_S: Final = 5.0
+_RETAIN_ROOM_S: Final = 5.0
+_HELLO: Final = msgspec.msgpack.Decoder(journal.Hello)
+
+
+class LogProcess:
+    """What the process has: the workers it hears, a recorder, the open spool, the archive."""
+
+    def __init__(self, archive: Archive, roll_s: float, on_event: Event, spool_bytes: int) -> None:
+        self.recorder = Recorder()
+        self.listeners: dict[Voice, Listener] = {}
+        self.stopping = asyncio.Event()
+        self._archive = archive
+        self._roll_s = roll_s
+        self._on_event = on_event
+        self._spool_bytes = spool_bytes
+        self._spool: Spool | None = None
+        self._opened_at = 0.0
+        self._has_room = True
+        self._looked_at = 0.0
+        self._is_losing = False
+        self._lost_rows = 0
+        self._last_at = float("inf")
+
+    async def run(self, listening: socket.socket) -> None:
+        """Until `stopping` is set."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_unix_server(lambda: Listener(self), sock=listening)
+        try:
+            while not self.stopping.is_set() and not self._is_done():
+                self.write()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.stopping.wait(), _TICK_S)
+        finally:
+            server.close()
+            self.write()
+            self._roll()
+            for listener in tuple(self.listeners.values()):
+                listener.close()
+
+    def orphan(self) -> None:
+        """Nobody is left to tell this process to end: it does so with the last worker."""
+        self._last_at = time.monotonic() + _LAST_WORDS_S
+
+    def refuse(self) -> None:
+        """A connection that doesn't speak as workers do was closed."""
+        self._on_event("request_log_protocol")
+
+    def write(self) -> None:
+        """Put what was heard into the spool; begin a new one where it is time."""
+        now = time.monotonic()
+        if self.recorder.has_news:
+            self._write(now)
+        spool = self._spool
+        if spool is not None and (
+            spool.size_bytes > self._spool_bytes or now - self._opened_at > self._roll_s
+        ):
+            self._roll()
+
+    def _is_done(self) -> bool:
+        now = time.monotonic()
+        return now >= self._last_at or (self._last_at < float("inf") and not self.listeners)
+
+    def _write(self, now: float) -> None:
+        batch, rows = self.recorder.take()
+        try:
+            if self._spool is None:
+                self._spool = self._archive.new_spool()
+                self._opened_at = now
+            if now - self._looked_at > _RETAIN_ROOM_S:
+                self._looked_at, self._has_room = now, self._archive.has_room()
+            if not self._has_room:
+                self._lose(rows, "spools have used up the budget")
+                return
+            self._spool.write(batch)
+        except OSError as error:
+            self._lose(rows, os.strerror(error.errno or 0))
+            return
+        if self._is_losing:
+            self._is_losing = False
+            self._on_event("request_log_written_again", lost_rows=self._lost_rows)
+
+    def _lose(self, rows: dict[Voice, int], reason: str) -> None:
+        """The disk is full or worse: these rows are gone, the next may not be."""
+        self.recorder.forget()
+        for voice, count in rows.items():
+            self._lost_rows += count
+            if voice in self.listeners:
+                self.listeners[voice].tell_lost(count)
+        if not self._is_losing:
+            self._is_losing = True
+            self._on_event("request_log_lost", rows=sum(rows.values()), reason=reason)
+
+    def _roll(self) -> None:
+        if self._spool is not None:
+            self._spool.close()
+            self._archive.compact(self._spool.path)
+            self._spool = None
+            self.recorder.forget()
+
+
+class Listener(asyncio.Protocol):
+    """One worker's connection."""
+
+    def __init__(self, process: LogProcess) -> None:
+        self._process = process
+        self._buffer = bytearray()
+        self._voice: Voice | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        try:
+            for kind, payload in journal.frames(self._buffer):
+                self._hear(kind, payload)
+        except (journal.FrameError, struct.error, msgspec.MsgspecError):
+            self._process.refuse()
+            self._transport.abort()
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        if self._voice is not None:
+            self._process.recorder.leave(self._voice)
+            self._process.listeners.pop(self._voice, None)
+
+    def tell_lost(self, rows: int) -> None:
+        """Rows of this worker's couldn't be written."""
+        self._transport.write(journal.LOST.pack(rows))
+
+    def close(self) -> None:
+        """End it."""
+        self._transport.close()
+
+    def _hear(self, kind: bytes, payload: bytes) -> None:
+        recorder = self._process.recorder
+        if self._voice is not None:
+            recorder.hear(self._voice, kind, payload)
+            if recorder.waiting_rows > _MOST_WAITING_ROWS:
+                self._process.write()
+            return
+        hello = _HELLO.decode(payload)
+        if kind != journal.HELLO or hello.version != journal.VERSION:
+            raise journal.FrameError
+        self._voice = Voice(hello, payload)
+        recorder.join(self._voice)
+        self._process.listeners[self._voice] = self
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until told to end."""
+    options = _parser().parse_args(arguments)
+    pa.set_cpu_count(1)  # the cores belong to those who answer
+    log = Log(sys.stderr.buffer)
+    try:
+        archive = Archive(options.folder, options.bytes, options.days, log.event)
+    except FolderInUseError:
+        sys.exit(f"another process writes the request log in {options.folder}")
+    except OSError as error:
+        sys.exit(f"the request log can't be in {options.folder}: {error.strerror}")
+    log.event("request_log_started", spools_left=archive.start())
+    asyncio.run(_serve(options, archive, log))
+    archive.close(_LAST_WORK_S)
+    log.close()
+    return 0
+
+
+async def _serve(options: argparse.Namespace, archive: Archive, log: Log) -> None:
+    process = LogProcess(archive, options.roll_s, log.event, options.spool_bytes)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, process.stopping.set)
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # a terminal's is for the supervisor
+    if options.lifeline_fd is not None:
+
+        def end() -> None:
+            loop.remove_reader(options.lifeline_fd)
+            process.orphan()
+
+        loop.add_reader(options.lifeline_fd, end)
+    await process.run(_listening(options))
+
+
+def _listening(options: argparse.Namespace) -> socket.socket:
+    if options.listen_fd is not None:
+        return socket.socket(fileno=options.listen_fd)
+    with contextlib.suppress(FileNotFoundError):
+        options.socket.unlink()
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listening.bind(str(options.socket))
+    finally:
+        os.umask(before)
+    listening.listen()
+    return listening
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m preheat.host.logger", description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True, help="where the log is")
+    door = parser.add_mutually_exclusive_group(required=True)
+    door.add_argument("--socket", type=Path, help="listen here")
+    door.add_argument("--listen-fd", type=int, help="a listening Unix socket, inherited")
+    parser.add_argument("--lifeline-fd", type=int, help="a pipe whose end is this process's end")
+    parser.add_argument("--bytes", type=int, default=10_737_418_240, help="budget of the folder")
+    parser.add_argument("--days", type=float, default=30.0, help="files older than this go")
+    parser.add_argument("--roll-s", type=float, default=3600.0, help="a Parquet file so often")
+    parser.add_argument(
+        "--spool-bytes", type=int, default=_SPOOL_BYTES, help="or whenever a spool is so large"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""What the supervisor and a worker tell each other.
+
+A *call* is answered: with the message named in its docstring, or with `Refused`. Whatever else is
+told isn't.
+"""
+
+from typing import Final
+
+import msgspec
+
+from preheat.config import Settings
+from preheat.core.stats import Snapshot
+from preheat.core.types import Invalidation, Removed
+from preheat.engines.child import Address
+from preheat.gateway.hosting import WorkerState
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True):
+    """Told apart by the name of its class."""
+
+
+# From the supervisor -------------------------------------------------------------------------
+
+
+class Start(_Message, frozen=True):
+    """The first one. `listen` and `admin` are descriptors of sockets that the worker inherited;
+    `engines` are the embedded ones, None while one is starting; `name` is the same in all
+    workers."""
+
+    settings: Settings
+    slot: int
+    generation: int
+    listen: tuple[int, ...]
+    admin: tuple[int, ...]
+    engines: dict[str, Address | None]
+    name: str
+
+
+class Engines(_Message, frozen=True):
+    """Where the embedded engines answer from now on."""
+
+    addresses: dict[str, Address | None]
+
+
+class Collect(_Message, frozen=True):
+    """A call: what did you count? `Counted`."""
+
+
+class Invalidate(_Message, frozen=True):
+    """A call, in both directions: forget this (in your L1; in all of the machine). `Forgotten`."""
+
+    what: Invalidation
+    number: int | None
+    dry_run: bool
+
+
+class Prepare(_Message, frozen=True):
+    """A call: could you go on with these settings? `Done`."""
+
+    settings: Settings
+
+
+class Commit(_Message, frozen=True):
+    """A call: go on with what you prepared. `Done`."""
+
+
+class Abort(_Message, frozen=True):
+    """Forget what you prepared."""
+
+
+class Drain(_Message, frozen=True):
+    """Accept nothing more, end what is under way within this time, and end. Idle connections stay
+    for `linger_s`: a request that is on its way to us is still answered. The last one counts."""
+
+    within_s: float
+    linger_s: float = 0.0
+
+
+# From a worker -------------------------------------------------------------------------------
+
+
+class Ready(_Message, frozen=True):
+    """It accepts requests."""
+
+    pid: int
+
+
+class Failed(_Message, frozen=True):
+    """It can't start; the message is for the operator."""
+
+    message: str
+
+
+class Counted(_Message, frozen=True):
+    """What it counted: an answer, and told once a second. Silence means that it is stuck."""
+
+    snapshot: Snapshot
+
+
+class Drained(_Message, frozen=True):
+    """The last word of a worker that ends."""
+
+    snapshot: Snapshot
+
+
+class AskSnapshots(_Message, frozen=True):
+    """A call: what did all of you count? `Counted`."""
+
+
+class AskWorkers(_Message, frozen=True):
+    """A call: who is there? `Workers`."""
+
+
+# Answers -------------------------------------------------------------------------------------
+
+
+class Done(_Message, frozen=True):
+    """It is so."""
+
+
+class Refused(_Message, frozen=True):
+    """It isn't, for this reason."""
+
+    message: str
+
+
+class Forgotten(_Message, frozen=True):
+    """What an invalidation found."""
+
+    removed: Removed
+
+
+class Workers(_Message, frozen=True):
+    """All workers that there are now."""
+
+    workers: list[WorkerState]
+
+
+ToWorker = (
+    Start
+    | Engines
+    | Collect
+    | Invalidate
+    | Prepare
+    | Commit
+    | Abort
+    | Drain
+    | Counted
+    | Forgotten
+    | Workers
+    | Refused
+)
+ToSupervisor = (
+    Ready
+    | Failed
+    | Counted
+    | Drained
+    | Invalidate
+    | AskSnapshots
+    | AskWorkers
+    | Done
+    | Refused
+    | Forgotten
+)
+Message = ToWorker | ToSupervisor
+
+WORKER_READS: Final = msgspec.msgpack.Decoder(ToWorker)
+SUPERVISOR_READS: Final = msgspec.msgpack.Decoder(ToSupervisor)

@@ -1,0 +1,59 @@
+"""The machine as a worker sees it: what it wants to know of the others, it asks the supervisor."""
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from preheat.core.stats import Snapshot
+from preheat.core.types import Invalidation, Removed
+from preheat.engines.child import Address
+from preheat.errors import UpstreamError
+from preheat.gateway.hosting import WorkerState
+from preheat.host import messages
+from preheat.host.channel import Channel, ChannelError
+from preheat.host.messages import Message
+
+T = TypeVar("T")
+
+_ANSWER_S: Final = 3.0
+"""More than the supervisor waits for any worker."""
+
+
+class HostView:
+    """Asks over the channel. What it asks raises UpstreamError where no answer comes."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.name = ""
+        self.engines: dict[str, Address | None] = {}
+
+    def begin(self, start: messages.Start) -> None:
+        """Take over what the supervisor tells at the start."""
+        self.name, self.engines = start.name, start.engines
+
+    async def snapshots(self) -> Snapshot:
+        """What all workers counted, the dead ones included."""
+        return (await self._ask(messages.AskSnapshots(), messages.Counted)).snapshot
+
+    async def invalidate(
+        self, what: Invalidation, *, number: int | None = None, dry_run: bool
+    ) -> Removed:
+        """Forget it in every L1 of this machine."""
+        message = messages.Invalidate(what, number, dry_run)
+        return (await self._ask(message, messages.Forgotten)).removed
+
+    async def workers(self) -> list[WorkerState]:
+        """All workers that there are now."""
+        return (await self._ask(messages.AskWorkers(), messages.Workers)).workers
+
+    def where(self, engine: str) -> Callable[[], Address | None] | None:
+        """Tells where that engine answers: the supervisor has started it."""
+        return lambda: self.engines.get(engine)
+
+    async def _ask(self, message: Message, expected: type[T]) -> T:
+        try:
+            answer = await self._channel.call(message, _ANSWER_S)
+        except ChannelError as error:
+            raise UpstreamError(f"the supervisor: {error}") from None
+        if not isinstance(answer, expected):
+            raise UpstreamError("the supervisor gave another answer")
+        return answer

@@ -1,0 +1,319 @@
+"""Two upstreams of one group, one of them at fault in every way there is: what a client of the
+gateway sees of it. (A single one's faults: test_engines.py.)"""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from certificate import make_certificate
+from harness import Fake, Gateway, chat, running
+from rawclient import Answer, Raw, post
+from upstream import End, Step, Upstream, answer, chunk, stream_head
+
+Act = Sequence[Step]
+CHOICE = {
+    "index": 0,
+    "message": {"role": "assistant", "content": "fine"},
+    "finish_reason": "stop",
+}
+WHOLE = {"id": "c", "object": "chat.completion", "created": 1, "model": "m1", "choices": [CHOICE]}
+FINE = answer(json.dumps(WHOLE).encode())
+_turn = iter(range(1_000_000))
+
+
+def event(text: str, finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
+    fields = {"id": "e", "object": "chat.completion.chunk", "created": 1, "model": "m1"}
+    return b"data: %b\n\n" % json.dumps({**fields, "choices": [choice]}).encode()
+
+
+FINE_STREAM = stream_head() + chunk(event("fine", "stop") + b"data: [DONE]\n\n") + b"0\r\n\r\n"
+
+
+def nobody() -> str:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def settings(*urls: str, more: str = "") -> str:
+    return (
+        f"[engines.pair]\nurls = {json.dumps(urls)}\nconnect_s = 1.0\nfirst_byte_s = 0.4\n"
+        f"idle_s = 0.4\nhealth_s = 0.1\n{more}"
+    )
+
+
+@pytest.fixture(scope="module")
+def bad() -> Iterator[Upstream]:
+    with Upstream() as upstream:
+        yield upstream
+
+
+@pytest.fixture(scope="module")
+def good() -> Iterator[Upstream]:
+    with Upstream() as upstream:
+        yield upstream
+
+
+@pytest.fixture(scope="module")
+def served(
+    bad: Upstream, good: Upstream, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    """One that never gives up on the bad one, so that each request may meet it."""
+    toml = settings(bad.url, good.url, more="breaker_failures = 100000\n")
+    with Gateway.started(toml, tmp_path_factory.mktemp("faults")) as gateway:
+        yield gateway
+        assert '"event":"bug"' not in gateway.stderr, gateway.stderr
+
+
+def ask(gateway: Gateway, *, stream: bool = False) -> Answer:
+    with Raw(gateway.port) as client:
+        client.send(post(chat(f"question {next(_turn)}", stream=stream)))
+        return client.answer()
+
+
+def ask_until(gateway: Gateway, bad: Upstream, *, stream: bool = False) -> Answer:
+    """Two in turn: one of them is asked of the bad one first."""
+    calls = bad.calls
+    for _ in range(4):
+        answered = ask(gateway, stream=stream)
+        if bad.calls > calls:
+            return answered
+    raise AssertionError("the bad one wasn't asked")
+
+
+def all_fine(gateway: Gateway, count: int, clients: int = 8) -> list[Answer]:
+    """Ask so often, several at once; every answer must be a good one."""
+    answers: list[Answer] = []
+
+    def run() -> None:
+        answers.extend(ask(gateway) for _ in range(count // clients))
+
+    threads = [threading.Thread(target=run) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(answers) == count // clients * clients
+    assert {one.status for one in answers} == {200}
+    return answers
+
+
+def workers_of(answers: Sequence[Answer]) -> set[str]:
+    return {one.headers["x-preheat-worker"] for one in answers}
+
+
+# What can be retried ------------------------------------------------------------------------
+
+REFUSED: dict[str, bytes] = {
+    "429": answer(b"{}", "Retry-After: 0\r\n", "429 Too Many Requests"),
+    "502": answer(b"<html>", status="502 Bad Gateway"),
+    "503": answer(b"{}", "Retry-After: 0\r\n", "503 Service Unavailable"),
+    "504": answer(b"", status="504 Gateway Timeout"),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_what_one_refuses_the_other_answers(
+    served: Gateway, bad: Upstream, good: Upstream, refusal: bytes, stream: bool
+) -> None:
+    bad.play([refusal])
+    good.play([FINE_STREAM if stream else FINE])
+    answered = ask_until(served, bad, stream=stream)
+    assert answered.status == 200
+    assert answered.headers["x-preheat-worker"] == "pair.1"
+    assert b"fine" in answered.body
+
+
+def test_no_request_fails_with_one_of_two_dead(good: Upstream, tmp_path: Path) -> None:
+    good.play([FINE])
+    with Gateway.started(settings(nobody(), good.url), tmp_path) as gateway:
+        assert workers_of(all_fine(gateway, 80)) == {"pair.1"}
+
+
+def test_no_request_fails_with_one_of_two_whose_certificate_is_unknown(
+    good: Upstream, tmp_path: Path
+) -> None:
+    context, _ = make_certificate(tmp_path)
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                try:
+                    context.wrap_socket(connection, server_side=True).close()
+                except OSError:
+                    continue
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+    good.play([FINE])
+    try:
+        with Gateway.started(settings(url, good.url), tmp_path) as gateway:
+            all_fine(gateway, 40)
+        with Gateway.started(settings(url), tmp_path) as alone:
+            answered = ask(alone)
+            assert (answered.status, answered.code) == (502, "engine-tls")
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(5)
+
+
+@pytest.mark.parametrize("refusal", [REFUSED["429"], REFUSED["503"]], ids=["429", "503"])
+def test_no_request_fails_with_one_of_two_refusing(
+    bad: Upstream, good: Upstream, refusal: bytes, tmp_path: Path
+) -> None:
+    bad.play([refusal])
+    good.play([FINE])
+    with Gateway.started(settings(bad.url, good.url), tmp_path) as gateway:
+        all_fine(gateway, 80)
+
+
+def test_one_that_is_killed_under_load_costs_at_most_what_it_was_answering(tmp_path: Path) -> None:
+    one, two = Fake(), Fake()
+    with running(one, two):
+        for fake in (one, two):
+            fake.script(default={"content": "fine", "delay_s": 0.02})
+        with Gateway.started(settings(one.url, two.url), tmp_path) as gateway:
+            statuses: list[int] = []
+
+            def run() -> None:
+                statuses.extend(ask(gateway).status for _ in range(40))
+
+            clients = [threading.Thread(target=run) for _ in range(8)]
+            for client in clients:
+                client.start()
+            wait_for(lambda: len(statuses) > 80)
+            one.process.kill()
+            for client in clients:
+                client.join(30)
+            assert len(statuses) == 320
+            # What was under way there was sent, and may have been worked on: 502, not again.
+            assert set(statuses) <= {200, 502}
+            assert statuses.count(502) <= 8
+            assert statuses[-100:] == [200] * 100
+
+
+def test_one_that_comes_back_is_asked_again(tmp_path: Path) -> None:
+    one, two = Fake(), Fake()
+    with running(one, two), Gateway.started(settings(one.url, two.url), tmp_path) as gateway:
+        one.stop()
+        all_fine(gateway, 24)
+        again = Fake("--listen", f"127.0.0.1:{one.port}")
+        with running(again):
+            wait_for(lambda: workers_of([ask(gateway)]) == {"pair.0"})
+
+
+# What can't ---------------------------------------------------------------------------------
+
+LOST: dict[str, tuple[Act, int, str]] = {
+    "reset": ([End.RESET], 502, "engine-reset"),
+    "closed": ([End.CLOSE], 502, "engine-reset"),
+    "hang": ([End.HANG], 504, "engine-timeout-first-byte"),
+    "garbage": ([b"this is no HTTP\r\n\r\n"], 502, "engine-protocol"),
+    "truncated": ([FINE[:-20], End.CLOSE], 502, "engine-reset"),
+    "half-a-body-then-silence": ([FINE[:-20], End.HANG], 504, "engine-timeout-idle"),
+}
+
+
+@pytest.mark.parametrize(("act", "status", "code"), LOST.values(), ids=LOST)
+def test_what_may_have_been_worked_on_is_asked_once(
+    served: Gateway, bad: Upstream, good: Upstream, act: Act, status: int, code: str
+) -> None:
+    good.play([FINE])
+    bad.play([answer(b"{}", status="400 Bad"), End.CLOSE])  # no idle connection is left
+    ask_until(served, bad)
+    bad.play(act)
+    answered = ask_until(served, bad)
+    assert (answered.status, answered.code) == (status, code)
+    assert bad.calls == 1
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        [chunk(event("fi")), 0.05, End.RESET],
+        [chunk(event("fi") + event("ne")[:20]), 0.05, End.CLOSE],
+        [chunk(event("fi")), End.HANG],
+    ],
+    ids=["reset", "half-an-event", "silence"],
+)
+def test_a_stream_that_breaks_is_not_begun_again(
+    served: Gateway, bad: Upstream, good: Upstream, act: Act
+) -> None:
+    good.play([FINE_STREAM])
+    bad.play([stream_head(), *act])
+    answered = ask_until(served, bad, stream=True)
+    assert not answered.is_complete
+    assert answered.headers["x-preheat-worker"] == "pair.0"
+    assert answered.events[0]["choices"][0]["delta"]["content"] == "fi"
+    assert answered.events[-1]["error"]["code"] in {"engine-reset", "engine-timeout-idle"}
+    assert bad.calls == 1
+
+
+@pytest.mark.parametrize("status", ["500 Internal Server Error", "400 Bad Request"])
+def test_other_answers_are_passed_on(
+    served: Gateway, bad: Upstream, good: Upstream, status: str
+) -> None:
+    good.play([FINE])
+    bad.play([answer(b'{"error":{"message":"boom"}}', status=status)])
+    answered = ask_until(served, bad)
+    assert (answered.status, answered.body) == (int(status[:3]), b'{"error":{"message":"boom"}}')
+
+
+def test_an_answer_of_another_type_is_passed_on_and_not_stored(
+    served: Gateway, bad: Upstream, good: Upstream
+) -> None:
+    page = answer(b"<html>hello</html>", kind="text/html")
+    good.play([page])
+    bad.play([page])
+    with Raw(served.port) as client:
+        for _ in range(2):
+            client.send(post(chat("a page")))
+            answered = client.answer()
+            assert (answered.status, answered.body) == (200, b"<html>hello</html>")
+            assert answered.headers["content-type"] == "text/html"
+            assert answered.cache == "miss"
+
+
+def test_the_last_refusal_is_passed_on_with_its_limits(
+    served: Gateway, bad: Upstream, good: Upstream
+) -> None:
+    headers = "Retry-After: 1\r\nX-RateLimit-Remaining-Requests: 0\r\n"
+    for upstream in (bad, good):
+        upstream.play([answer(b"{}", headers, "429 Too Many Requests")])
+    answered = ask(served)
+    assert answered.status == 429
+    assert answered.headers["retry-after"] == "1"
+    assert answered.headers["x-ratelimit-remaining-requests"] == "0"
+    assert bad.calls + good.calls == 2
+
+
+def test_with_all_of_them_dead_the_error_says_what_to_do(tmp_path: Path) -> None:
+    toml = settings(nobody(), nobody(), more="breaker_failures = 1\nbreaker_open_s = 5.0\n")
+    with Gateway.started(toml, tmp_path) as gateway:
+        answered = ask(gateway)
+        assert (answered.status, answered.code) == (502, "engine-connect")
+        answered = ask(gateway)
+        assert (answered.status, answered.code) == (503, "engine-breaker-open")
+        assert 1 <= int(answered.headers["retry-after"]) <= 5
+        assert gateway.get("/readyz").status == 503
+
+
+def wait_for(condition: Callable[[], object], within_s: float = 10.0) -> None:
+    give_up_at = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < give_up_at, "it doesn't come true"
+        time.sleep(0.02)

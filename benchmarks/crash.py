@@ -12,8 +12,8 @@ failed         requests that had no answer after all their tries.
 stuck_s        the longest of: the time in which nobody got an answer, and the time for which any
                request that was broken off waited for its own.
 
-Then LMDB alone: a full store is churned while its writer is killed every thousand puts
-(`store_churn`).
+Then LMDB alone, at full budget, by processes that are killed every thousand puts (`store_churn`,
+which says what its figures mean); `--no-churn` leaves it out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from benchmarks import chat, servers
+from benchmarks import chat, servers, store_churn
 from benchmarks.process import start_times, still_running
 from benchmarks.rawhttp import Connection, Reply, post
 from benchmarks.report import BenchmarkError, Progress, Result
@@ -84,7 +84,10 @@ class Tally:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kills", type=int, default=50, help="processes killed (50)")
-    parser.add_argument("--churn-values", type=int, default=200_000, help="puts (200,000)")
+    parser.add_argument(
+        "--churn", action=argparse.BooleanOptionalAction, default=True, help="LMDB alone, too"
+    )
+    parser.add_argument("--churn-values", type=int, default=200_000, help="its puts (200,000)")
     Layout.add_options(parser, workers=2, log=False)
 
 
@@ -106,7 +109,21 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
         settings: dict[str, object] = {"preheat": host.gateway.settings}
     for wrong, count in tally.failures.most_common():
         progress.say(f"failed: {wrong}: {count:,}")
-    return Result(crash.figures(), settings)
+    figures = crash.figures()
+    if options.churn:
+        churned = _churn(options.churn_values, progress)
+        figures["torn_entries"] += churned.pop("torn_entries")
+        figures |= churned
+    return Result(figures, settings)
+
+
+def _churn(values: int, progress: Progress) -> dict[str, float]:
+    """The figures of `store_churn`; those whose names mean something else here, with a prefix."""
+    progress.say(f"churning LMDB with {values:,} values")
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
+        figures = store_churn.churn(Path(name) / "l2", values)
+    own = {"map_full", "l2_over_budget_bytes", "torn_entries"}
+    return {name if name in own else f"churn_{name}": value for name, value in figures.items()}
 
 
 class Host:

@@ -34,9 +34,9 @@ def tools() -> dict[str, list[str]]:
 
 
 def run(options: argparse.Namespace, progress: Progress) -> Result:
-    settings = config.check({"l1": {"bytes": 10**12, "entries": 10**7}})
+    settings = config.check({"l1": {"bytes": 10**12, "entries": 10**7}, "l2": {"kind": "off"}})
     parts = Parts(settings, Log(io.BytesIO()))
-    keys = keyring(settings, lambda _: "group")
+    keys = keyring(settings, bytes(32), lambda _: "group")
     partition = keys.partition("t", "/v1/chat/completions", "")
     overheads = []
     for turn in range(2):

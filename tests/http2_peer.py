@@ -115,27 +115,28 @@ class _Peered(asyncio.Protocol):
             with contextlib.suppress(Exception):
                 self.flush()
 
+    def _refuses(self, number: int, act: str) -> bool:
+        """Whether that is all there is to say."""
+        is_first = len(self._peer.paths) == 1
+        if act in _RESETS or (act == "refuse-once" and is_first):
+            self.h2.reset_stream(number, _RESETS.get(act, ErrorCodes.REFUSED_STREAM))
+        elif act == "goaway-once" and is_first:
+            self.h2.close_connection(last_stream_id=0)
+        elif act == "cut":
+            self._transport.abort()
+        elif act == "garbage":
+            self._transport.write(bytes(100))
+        else:
+            return False
+        return True
+
     async def _act(self, number: int, act: str, body: bytes) -> None:
-        first = len(self._peer.paths) == 1
+        if self._refuses(number, act):
+            return
         if act == "hang":
             await asyncio.Event().wait()
         elif act == "held":
             await self._peer.release.wait()
-        elif act == "reset":
-            self.h2.reset_stream(number, ErrorCodes.INTERNAL_ERROR)
-            return
-        elif (act == "refuse-once" and first) or act == "refuse":
-            self.h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
-            return
-        elif act == "goaway-once" and first:
-            self.h2.close_connection(last_stream_id=0)
-            return
-        elif act == "cut":
-            self._transport.abort()
-            return
-        elif act == "garbage":
-            self._transport.write(b"\0" * 100)
-            return
         elif act == "goaway-and-answer":
             self._transport.write(GoAwayFrame(last_stream_id=number).serialize())
         status = act if act.isdigit() else "200"

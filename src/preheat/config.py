@@ -284,7 +284,9 @@ class EngineSettings(_Section, frozen=True):
     ] = 300.0
     idle_s: Annotated[float, Meta(gt=0, description="Longest silence within an answer.")] = 60.0
     queue_s: Annotated[float, Meta(gt=0, description="Longest wait for a free connection.")] = 30.0
-    max_connections: Annotated[int, Meta(gt=0, description="Most connections to it.")] = 256
+    max_connections: Annotated[
+        int, Meta(gt=0, description="Most connections to each url; with http2, requests at once.")
+    ] = 256
     breaker_failures: Annotated[
         int, Meta(gt=0, description="After this many failures in a row it isn't asked for a while.")
     ] = 5

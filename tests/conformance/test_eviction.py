@@ -20,7 +20,7 @@ from core_parts import key_of, record_of, sum_of
 from preheat.core import admission, eviction
 from preheat.core.eviction import EvictionPolicy
 from preheat.core.inventory import Inventory
-from preheat.core.types import Epoch, Hit, Invalidation, Key
+from preheat.core.types import Hit, Invalidation, Key
 
 KEYS = [key_of(number) for number in range(12)]
 

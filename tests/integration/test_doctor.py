@@ -524,7 +524,7 @@ def test_settings_that_cannot_work_are_a_finding(
     assert "hunter2" not in json.dumps(doctor.document)
 
 
-def test_without_any_settings_the_embedded_engine_is_examined(doctor: Doctor, model: str) -> None:
+def test_the_parts_of_an_embedded_engine_are_examined(doctor: Doctor, model: str) -> None:
     found = doctor(toml=f'[engines.a]\nkind = "embedded"\nmodel = "{model}"\n')
     assert found["embedded"]["severity"] == "ok"
 
@@ -603,18 +603,38 @@ def truncate(file: Path) -> None:
         opened.truncate(file.stat().st_size // 2)
 
 
+def mislead(file: Path) -> None:
+    """The root page says that its first entry lies behind the file's end: reading it is a SIGBUS."""
+    data = bytearray(file.read_bytes())
+    assert len(data) < 16 * 4_096
+    metas = [struct.unpack_from("<88xQQQ", data, page * 4_096 + 40) for page in (0, 1)]
+    root, _, _ = max(metas, key=lambda meta: meta[2])
+    struct.pack_into("<HHHH", data, root * 4_096 + 10, 2, 18, 100, 0xFFF0)
+    file.write_bytes(data)
+
+
 def mark(file: Path) -> None:
     (file.parent / "damaged").touch()
 
 
-@pytest.mark.parametrize("harm", [overwrite_head, overwrite_roots, truncate, mark])
+@pytest.mark.parametrize("harm", [overwrite_head, overwrite_roots, truncate, mislead, mark])
 def test_a_damaged_file_is_found(
     harm: Callable[[Path], None], doctor: Doctor, tmp_path: Path
 ) -> None:
-    folder = stored(tmp_path / "l2")
+    folder = stored(tmp_path / "l2", count=1 if harm is mislead else 200)
     harm(folder / "values" / "data.mdb")
-    assert is_problem(l2(doctor, folder)["damaged"])
+    found = l2(doctor, folder)["damaged"]
+    assert is_problem(found)
+    if harm is mislead:
+        assert "ended the process" in found["found"]
     assert doctor.code == 1
+
+
+def test_files_that_cannot_be_opened_are_found(doctor: Doctor, tmp_path: Path) -> None:
+    folder = stored(tmp_path / "l2")
+    (folder / "values" / "lock.mdb").unlink()
+    (folder / "values" / "lock.mdb").mkdir()
+    assert is_problem(l2(doctor, folder)["not-readable"])
 
 
 def test_files_of_a_machine_that_stopped_are_noted(doctor: Doctor, tmp_path: Path) -> None:

@@ -57,6 +57,10 @@ def pids(gateway: Gateway) -> set[int]:
     return {one["pid"] for one in workers(gateway)}
 
 
+def are_ready(gateway: Gateway, count: int = 2) -> bool:
+    return [one["state"] for one in workers(gateway)] == ["ready"] * count
+
+
 def log_has(gateway: Gateway, event: str, text: str = "") -> bool:
     return any(
         f'"event":"{event}"' in line and text in line for line in gateway.stderr.splitlines()
@@ -69,7 +73,7 @@ def assert_no_bug(gateway: Gateway) -> None:
 
 
 class Load:
-    """Clients that ask without a pause, each for something new; `failures` tells what went wrong."""
+    """Clients that ask without a pause, for new things and old; `failures` tells what went wrong."""
 
     def __init__(self, gateway: Gateway, *, clients: int = 4, keep_alive: bool) -> None:
         self._port = gateway.port
@@ -106,7 +110,7 @@ class Load:
             try:
                 if connection is None:
                     connection = Raw(self._port, within_s=20)
-                reply = connection.ask(post(chat(f"{number} {count}")))
+                reply = connection.ask(post(chat(f"{number} {count // 2}")))
                 if reply.status != 200:
                     self.failures.append(f"status {reply.status}: {reply.body[:200]!r}")
                 self.answered += 1
@@ -151,7 +155,7 @@ def test_two_workers_share_the_connections(two: Gateway) -> None:
     def open_sockets() -> list[int]:
         return [
             sum(
-                os.readlink(file).startswith("socket:")
+                str(file.readlink()).startswith("socket:")
                 for file in Path(f"/proc/{pid}/fd").iterdir()
             )
             for pid in sorted(pids(two))
@@ -181,8 +185,10 @@ def test_any_worker_tells_and_forgets_for_all(two: Gateway) -> None:
 def test_a_second_gateway_on_the_same_port_is_refused(two: Gateway, fake: Fake) -> None:
     for count in ("1", "2"):
         done = subprocess.run(
-            [sys.executable, "-m", "preheat", "serve", "--workers", count]
-            + ["--listen", f"127.0.0.1:{two.port}", "--upstream", fake.url],
+            [
+                *(sys.executable, "-m", "preheat", "serve", "--workers", count),
+                *("--listen", f"127.0.0.1:{two.port}", "--upstream", fake.url),
+            ],
             capture_output=True,
             text=True,
             timeout=30,
@@ -219,8 +225,10 @@ def test_a_worker_that_falls_over_at_its_start_ends_the_start(fake: Fake) -> Non
         "from preheat.cli import main; sys.exit(main())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, "serve", "--listen", "127.0.0.1:0"]
-        + ["--upstream", fake.url],
+        [
+            *(sys.executable, "-c", program, "serve"),
+            *("--listen", "127.0.0.1:0", "--upstream", fake.url),
+        ],
         capture_output=True,
         text=True,
         timeout=30,
@@ -239,11 +247,11 @@ def test_a_killed_worker_costs_only_what_was_on_it(two: Gateway, keep_alive: boo
         victim = workers(two)[0]
         os.kill(victim["pid"], signal.SIGKILL)
         load.more(100)
-        wait_for(lambda: victim["pid"] not in pids(two) and len(workers(two)) == 2)
+        wait_for(lambda: victim["pid"] not in pids(two) and are_ready(two))
         load.more(50)
     assert len(load.failures) <= 4, load.failures  # at most what each client had under way
     successor = next(one for one in workers(two) if one["slot"] == victim["slot"])
-    assert (successor["generation"], successor["state"]) == (2, "ready")
+    assert successor["generation"] == 2
     assert log_has(two, "worker-died", '"how":"signal SIGKILL"')
     assert_no_bug(two)
 
@@ -263,7 +271,7 @@ def test_numbers_do_not_go_backwards_when_a_worker_dies(two: Gateway) -> None:
     for pid in pids(two):
         os.kill(pid, signal.SIGKILL)
         assert two.ledger["requests"] == 30
-    wait_for(lambda: all(one["generation"] == 2 for one in workers(two)))
+    wait_for(lambda: are_ready(two) and all(one["generation"] == 2 for one in workers(two)))
     assert two.ledger["requests"] == 30
     two.post("/v1/chat/completions", chat("one more"))
     assert two.ledger["requests"] == 31
@@ -280,7 +288,7 @@ def test_a_stuck_worker_is_replaced(fake: Fake, tmp_path: Path) -> None:
         stuck = pids(gateway).pop()
         os.kill(stuck, signal.SIGSTOP)
         wait_for(lambda: not is_running(stuck))
-        wait_for(lambda: len(workers(gateway)) == 2)
+        wait_for(lambda: are_ready(gateway))
         assert log_has(gateway, "worker-killed", "it is stuck")
         assert_no_bug(gateway)
 
@@ -321,7 +329,7 @@ def test_an_embedded_engine_is_one_for_all_workers_and_its_successor_too(tmp_pat
         wait_for(lambda: len(engines()) == 2, 20)
         assert [ask(f"after {number}") for number in range(8)] == [200] * 8
         os.kill(pids(gateway).pop(), signal.SIGKILL)  # a worker: the engine stays
-        wait_for(lambda: len(workers(gateway)) == 2)
+        wait_for(lambda: are_ready(gateway))
         assert [ask(f"later {number}") for number in range(8)] == [200] * 8
         assert len(engines()) == 2
         assert_no_bug(gateway)
@@ -351,8 +359,10 @@ def test_ctrl_c_reaches_all_processes_and_drains_all_the_same(fake: Fake) -> Non
     fake.reset()
     fake.script({"content": "whole", "delay_s": 0.6})
     process = subprocess.Popen(
-        [sys.executable, "-m", "preheat", "serve", "--workers", "2"]
-        + ["--listen", "127.0.0.1:0", "--upstream", fake.url],
+        [
+            *(sys.executable, "-m", "preheat", "serve", "--workers", "2"),
+            *("--listen", "127.0.0.1:0", "--upstream", fake.url),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
@@ -393,7 +403,7 @@ def test_a_reload_reaches_all_workers_without_a_new_process(tmp_path: Path) -> N
         replies = [gateway.post("/v1/chat/completions", chat(f"{n}")) for n in range(10)]
         assert all(b"try later" in reply.body for reply in replies)
         os.kill(known.pop(), signal.SIGKILL)  # its successor has them too
-        wait_for(lambda: len(workers(gateway)) == 2)
+        wait_for(lambda: are_ready(gateway))
         replies = [gateway.post("/v1/chat/completions", chat(f"{n}")) for n in range(10)]
         assert all(b"try later" in reply.body for reply in replies)
         assert_no_bug(gateway)

@@ -447,13 +447,28 @@ async def test_one_that_stays_keeps_its_state() -> None:
 
 
 @pytest.mark.parametrize(
-    "urls", [[], ["ftp://x"], ["http://a:1", "http://a:1"], ["http://a:1", "http://u:p@b"]]
+    "urls",
+    [
+        [],
+        ["ftp://x"],
+        ["http://[::"],
+        ["http://a:b"],
+        ["http://a?b"],
+        ["http://a:1", "http://a:1"],
+        ["http://a:1", "http://u:p@b"],
+    ],
 )
 async def test_addresses_that_cannot_be_change_nothing(urls: list[str]) -> None:
     async with Peer() as one, group_of(one) as engine:
         with pytest.raises(ConfigError, match=r"engines\.many\.url"):
             engine.reconfigure(urls, Rules())
         assert (await ask(engine)).worker == "many"
+
+
+@pytest.mark.parametrize("path", ["health", "/a b", "/\N{SNOWMAN}", "/a\r\nb"])
+async def test_a_health_path_that_cannot_be_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"engines\.many\.health_path"):
+        OpenAi("many", ["http://a", "http://b"], rules=Rules(health_path=path))
 
 
 async def test_an_engine_that_retires_ends_what_is_under_way() -> None:

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from certificate import make_certificate
+from harness import Gateway, chat
 from preheat.engines.openai import OpenAi
 from preheat.errors import ConfigError, EngineError
 from preheat.transport.client import Client, Response, Timeouts
@@ -332,6 +333,19 @@ async def test_without_the_package_the_error_names_it(monkeypatch: pytest.Monkey
     monkeypatch.setitem(__import__("sys").modules, "preheat.transport.http2", None)
     with pytest.raises(ConfigError, match=r"preheat\[http2\]"):
         OpenAi("e", "https://127.0.0.1:1", http2=True)
+
+
+async def test_a_gateway_asks_over_it(peer: Http2Peer, tls: Tls, tmp_path: Path) -> None:
+    toml = f'[engines.e]\nurl = "{peer.url}"\nhttp2 = true\n'
+    trust = {"SSL_CERT_FILE": str(tls[1])}
+    gateway = await asyncio.to_thread(Gateway, toml, folder=tmp_path, environment=trust)
+    try:
+        reply = await asyncio.to_thread(gateway.post, "/v1/chat/completions", chat("hello"))
+        assert (reply.status, reply.headers["x-preheat-worker"]) == (200, "e")
+        assert reply.json == chat("hello")
+    finally:
+        await asyncio.to_thread(gateway.stop)
+    assert peer.paths == [b"/v1/chat/completions"]
 
 
 # nginx --------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def _order(options: argparse.Namespace) -> "Order":
 
     key = ""
     if options.gateway is not None:
-        config.check({"engines": {"gateway": {"url": options.gateway}}})
+        _check_gateway(options.gateway)
     if options.gateway_key_env:
         key = config.secret_from(options.gateway_key_env, "--gateway-key-env", config.environment())
     return Order(
@@ -132,6 +132,14 @@ def _order(options: argparse.Namespace) -> "Order":
         asks=not options.no_ask,
         timeout_s=options.timeout,
     )
+
+
+def _check_gateway(url: str) -> None:
+    """Raises ConfigError for what is no server's address: the same rules as for an engine's."""
+    try:
+        config.check({"engines": {"it": {"url": url}}})
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("engines.it.url", "--gateway")) from None
 
 
 def _text(finding: "Finding") -> str:

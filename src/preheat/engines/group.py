@@ -53,7 +53,7 @@ class Group:
         self._watcher: asyncio.Task[None] | None = None
         self._turn = 0
         self._workers: list[Worker] = []
-        self._rules = rules
+        self._rules = self._checked(rules)
         self._budget = RetryBudget(rules.retry_ratio, time.monotonic())
         self._workers = self._arranged(urls)
 
@@ -112,6 +112,7 @@ class Group:
     def reconfigure(self, urls: Sequence[str], rules: Rules) -> None:
         """Whole or not at all. Who is no longer named takes nothing more, ends what is under way,
         and goes; who still is stays as it is. Raises ConfigError."""
+        rules = self._checked(rules)
         arranged = self._arranged(urls)
         left = [one for one in self._workers if one not in arranged]
         self._workers = arranged
@@ -207,6 +208,14 @@ class Group:
         )
 
     # who there is
+
+    def _checked(self, rules: Rules) -> Rules:
+        path = rules.health_path
+        if path and not (path.startswith("/") and path.isascii() and path.split() == [path]):
+            raise ConfigError(
+                f"engines.{self._name}.health_path: expected a path such as /health, got {path!r}"
+            )
+        return rules
 
     def _name_at(self, position: int, of: int) -> str:
         return self._name if of == 1 else f"{self._name}.{position}"

@@ -1,6 +1,6 @@
 """Any server that speaks OpenAI's API: vLLM, SGLang, TGI, llama.cpp, or a hosted one."""
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
@@ -49,15 +49,15 @@ class OpenAi:
     async def start(self) -> None:
         """Nothing to do: connections are opened when they are needed."""
 
-    async def send(
+    def send(
         self,
         method: bytes,
         path: bytes,
         headers: Sequence[tuple[bytes, bytes]],
         body: bytes,
-    ) -> Response:
+    ) -> Coroutine[Any, Any, Response]:
         """Ask whoever is well and has least to do; `Response.worker` says who answered."""
-        return await self._send(method, path, [*headers, *self._key], body)
+        return self._send(method, path, [*headers, *self._key], body)
 
     @property
     def is_ready(self) -> bool:
@@ -90,18 +90,15 @@ class OpenAi:
         await self._group.aclose()
 
     def _connect(self, url: str) -> HttpClient:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ConfigError(
-                f"engines.{self.name}.url: expected http(s)://host[:port][/v1], got {url!r}"
-            )
-        make = self._http2 if self._http2 and parts.scheme == "https" else Client
         try:
+            make = self._http2 if self._http2 and urlsplit(url).scheme == "https" else Client
             client: HttpClient = make(
                 url, timeouts=self._timeouts, max_connections=self._max_connections
             )
         except ValueError as error:
-            raise ConfigError(f"engines.{self.name}.url: {error}") from None
+            raise ConfigError(
+                f"engines.{self.name}.url: expected http(s)://host[:port][/v1] ({error})"
+            ) from None
         return client
 
 

@@ -22,6 +22,7 @@ from preheat.gateway.relay import Relay
 from preheat.gateway.reload import Prepared, Reload
 from preheat.gateway.upstreams import Upstreams
 from preheat.telemetry.logs import Log
+from preheat.telemetry.requestlog import RequestFeed
 from preheat.transport.server import Exchange, HttpServer, Limits, Refusal
 from preheat.wire.openai import DIALECTS
 
@@ -45,6 +46,7 @@ class Gateway:
         counters: Counters,
         upstreams: Upstreams,
         l2: L2 | None,
+        feed: RequestFeed | None,
         log: Log,
         limits: Limits,
         *,
@@ -59,6 +61,7 @@ class Gateway:
         self._counters = counters
         self._upstreams = upstreams
         self._l2 = l2
+        self._feed = feed
         self._l2_size: dict[str, float] = {}
         self._clock = clock
         self._admin: AsgiDoor | None = None
@@ -80,6 +83,8 @@ class Gateway:
         asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
         if self._l2 is not None:
             await self._l2.start()
+        if self._feed is not None:
+            self._feed.start()
         for engine in self._upstreams.engines.values():
             await engine.start()
         self._is_started = True
@@ -121,6 +126,8 @@ class Gateway:
         await self._relay.aclose()
         if self._l2 is not None:
             await self._l2.aclose()
+        if self._feed is not None:
+            await self._feed.aclose()
         if self._admin is not None:
             await self._admin.aclose()
         await asyncio.gather(*(engine.aclose() for engine in self._upstreams.engines.values()))
@@ -140,6 +147,7 @@ class Gateway:
             "connections": len(self._server.connections),
             "flights": len(self.proxy.departures),
             "log_dropped": self.log.dropped,
+            "rows_dropped": self._feed.dropped if self._feed is not None else 0,
             "l1_bytes": inventory.size_bytes,
             "l1_budget_bytes": inventory.budget_bytes,
             "l1_entries": len(inventory),
@@ -184,6 +192,8 @@ class Gateway:
         except RequestError as error:
             self._counters.bump(self._counters.refused, error.code)
             exchange.reply(*heads.request_error(error))
+            if exchange.path in DIALECTS:
+                self.proxy.on_refused(exchange, error)
         except Exception as bug:  # noqa: BLE001  the edge of a request
             self._on_bug(bug)
             if exchange.is_started:
@@ -245,10 +255,11 @@ class Gateway:
                 self._on_bug(bug)
 
     async def _measure_l2(self) -> None:
-        if self._l2 is None:
+        l2 = self._l2
+        if l2 is None:
             return
-        size = await self._l2.size()
-        self._l2_size = {"l2_up": float(size is not None)}
+        size = await l2.size() if l2.is_up else None
+        self._l2_size = {"l2_up": float(l2.is_up)}
         if size is not None:
             self._l2_size |= {"l2_bytes": size.size_bytes, "l2_entries": size.entries}
             if size.budget_bytes:

@@ -18,11 +18,17 @@ from preheat.gateway.reload import Reload
 from preheat.gateway.table import engines_of, table_of
 from preheat.gateway.upstreams import VIA, Upstreams
 from preheat.telemetry.logs import Log
+from preheat.telemetry.requestlog import RequestFeed
 from preheat.wire.entry import Codec
 
 
-def assemble(settings: Settings, log: Log, host: Host | None = None) -> Gateway:
-    """All its objects, not started yet. Raises ConfigError."""
+def assemble(
+    settings: Settings, log: Log, host: Host | None = None, *, log_socket: str = "", slot: int = 0
+) -> Gateway:
+    """All its objects, not started yet. Raises ConfigError.
+
+    `log_socket` is where the log process listens, if there is one; `slot` this worker's number.
+    """
     settings = wiring.with_defaults(settings)
     alone = Alone()
     host = host or alone
@@ -33,9 +39,13 @@ def assemble(settings: Settings, log: Log, host: Host | None = None) -> Gateway:
     keyed = tuple(
         header for engine in settings.engines.values() for header in engine.forward_headers
     )
-    intake = Intake(
-        Tenants(wiring.tenant_keys(settings)), keyring, f"{secrets.token_hex(4)}-", keyed, VIA
-    )
+    process = f"{secrets.token_hex(4)}-"
+    intake = Intake(Tenants(wiring.tenant_keys(settings)), keyring, process, keyed, VIA)
+    feed = None
+    if log_socket:
+        feed = RequestFeed(
+            log_socket, process, secret, log.event, worker=slot, identity_of=upstreams.identity_of
+        )
 
     def on_bug(bug: Exception) -> None:
         log_bug(log, bug)
@@ -48,6 +58,7 @@ def assemble(settings: Settings, log: Log, host: Host | None = None) -> Gateway:
         parts.counters,
         log,
         l2,
+        feed,
         log_requests=settings.telemetry.log_requests,
         clock=parts.clock,
     )
@@ -61,6 +72,7 @@ def assemble(settings: Settings, log: Log, host: Host | None = None) -> Gateway:
         parts.counters,
         upstreams,
         l2,
+        feed,
         log,
         wiring.limits(settings),
         clock=parts.clock,

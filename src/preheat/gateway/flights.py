@@ -16,6 +16,7 @@ from preheat.gateway import heads
 from preheat.gateway.listeners import Call, Listener, Piece
 from preheat.gateway.upstreams import header_of, passed_response_headers
 from preheat.transport.client import Response
+from preheat.transport.server import Exchange
 from preheat.wire import openai
 from preheat.wire.sse import EventTooLargeError, SseDecoder, data_of
 
@@ -45,7 +46,7 @@ class Tower(Protocol):
     def on_orphan(self, listener: Listener) -> None:
         """The follower got nothing from its flight and must ask once more."""
 
-    def on_served(self, listener: Listener) -> None:
+    def on_served(self, flight: "Flight", listener: Listener) -> None:
         """The listener has got all there is."""
 
     def on_bug(self, bug: Exception) -> None:
@@ -82,6 +83,7 @@ class Flight:
         self.epoch = epoch
         self.generation = generation
         self.is_leased = is_leased
+        self.source: Exchange | None = None  # of a refresh, which nobody listens to
         self.asked_at = clock()
         self.first_at = 0.0  # when the first byte of an answer came
         self.ended_at = 0.0
@@ -136,7 +138,7 @@ class Flight:
     def _done(self, listener: Listener) -> None:
         if listener in self.listeners:
             self._detach(listener)
-        self._tower.on_served(listener)
+        self._tower.on_served(self, listener)
         self._cancel_if_alone()
 
     def _detach(self, listener: Listener) -> None:

@@ -86,15 +86,20 @@ class Intake:
         self._keyring = keyring
         # A bound method of a bytes object: the cheapest way to a fresh name.
         self._name = cast("Callable[[int], RequestId]", f"{request_prefix}%x".encode().__mod__)
-        self._count = 0
+        self.count = 0  # of requests so far: the number in the last one's name
         self._keyed = tuple(
             name.lower().encode() for name in dict.fromkeys((*KEYED_HEADERS, *keyed_headers))
         )
 
+    @staticmethod
+    def number_of(request: RequestId) -> int:
+        """The number in a request's name."""
+        return int(request.rpartition(b"-")[2], 16)
+
     def next_id(self) -> RequestId:
         """A fresh name for a request."""
-        self._count += 1
-        return self._name(self._count)
+        self.count += 1
+        return self._name(self.count)
 
     def admit(self, exchange: Exchange) -> str:
         """The tenant who asks. Raises RequestError (401)."""
@@ -106,9 +111,9 @@ class Intake:
         sender = head.memory
         if type(sender) is not _Sender:
             sender = head.memory = self._sender(head)
-        self._count += 1
+        self.count += 1
         return Request(
-            self._name(self._count),
+            self._name(self.count),
             sender.tenant,
             sender.namespace,
             self._keyring.ask(exchange.body, sender.partition),

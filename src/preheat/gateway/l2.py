@@ -81,12 +81,18 @@ class L2:
             await self._guarded(self._store.release(tuple(self._leased)))
         await self._store.aclose()
 
+    @property
+    def is_up(self) -> bool:
+        """Whether it is asked at all. Requests never try whether it is well again: the reading of
+        news does, which nobody waits for."""
+        return self._breaker.is_closed
+
     # Entries.
 
     def look_now(self, keys: Sequence[Key]) -> list[Entry] | None:
         """What there is of these, where that takes no waiting; None where it does."""
         now = self._clock()
-        if not self._breaker.allows(now):
+        if not self.is_up:
             return []
         if not self.is_immediate:
             return None
@@ -104,7 +110,7 @@ class L2:
 
     async def look(self, keys: Sequence[Key]) -> list[Entry]:
         """What there is of these, as far as the store tells in time."""
-        if not self._breaker.would_allow(self._clock()):
+        if not self.is_up:
             return []
         values = await self._guarded(self._store.get(keys))
         return self._decoded(keys, values, self._clock()) if values else []
@@ -127,7 +133,7 @@ class L2:
     @property
     def has_company(self) -> bool:
         """Whether another process might compute the same answer, and can be asked."""
-        return self._has_company and self._breaker.would_allow(self._clock())
+        return self._has_company and self.is_up
 
     async def claim(self, key: Key) -> bool | None:
         """Whether this process computes the answer for the key: False while another one does, None
@@ -153,7 +159,7 @@ class L2:
             raise StoreError("the store took too long", kind="timeout") from None
 
     def note_applied(self, number: int) -> None:
-        """This process knows of that invalidation already."""
+        """That invalidation was heard of before the board tells it."""
         self._applied.add(number)
 
     async def _read_news(self) -> None:
@@ -164,11 +170,12 @@ class L2:
         is_first = not self._seen.generation
         if news.is_all:
             self._controller.on_generation(news.epoch.generation, news.floor)
-        for number, what in news.invalidations:
+        fresh = [one for one in news.invalidations if news.is_all or one[0] not in self._applied]
+        self._applied = {number for number in self._applied if number > news.epoch.number}
+        for number, what in fresh:
             self._controller.on_invalidate(what, number)
         self._seen = news.epoch
-        void = [what for number, what in news.invalidations if number not in self._applied]
-        self._applied = {number for number in self._applied if number > news.epoch.number}
+        void = [what for _, what in fresh]
         if news.is_all and not is_first:
             void = [Invalidation()]  # what was missed could be anything
         for what in void:
@@ -180,7 +187,7 @@ class L2:
         while True:
             await asyncio.sleep(_NEWS_S)
             try:
-                if self._breaker.would_allow(self._clock()):
+                if self._breaker.allows(self._clock()):
                     await self._read_news()
                 if self._leased and self._clock() - renewed_at >= _RENEW_S:
                     renewed_at = self._clock()
@@ -196,7 +203,7 @@ class L2:
         self._queued_bytes += len(value)
         why_not = ""
         try:
-            if self._breaker.would_allow(self._clock()):
+            if self.is_up:
                 async with asyncio.timeout(_PUT_S):
                     await self._store.put(entry.key, value, expires_at)
             else:
@@ -231,10 +238,9 @@ class L2:
 
     def _failed(self, error: StoreError) -> None:
         self._counters.bump(self._counters.l2, f"error-{error.kind}")
-        now = self._clock()
-        was_well = self._breaker.would_allow(now)
-        self._breaker.failed(now)
-        if was_well and not self._breaker.would_allow(now):
+        was_up = self.is_up
+        self._breaker.failed(self._clock())
+        if was_up and not self.is_up:
             self._log.event("l2-failing", kind=error.kind, why=str(error))
 
     def _decoded(

@@ -71,6 +71,7 @@ class Listener:
         "created",
         "exchange",
         "is_leader",
+        "is_stood_in",
         "name",
         "position",
         "request",
@@ -92,6 +93,7 @@ class Listener:
         self.cache_status = cache_status
         self.started_at = started_at
         self.is_leader = True
+        self.is_stood_in = False  # by a stale answer
         self.position = 0
         self.created = 0
         self.status = 0  # what it was told

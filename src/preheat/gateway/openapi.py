@@ -207,7 +207,8 @@ def _admin() -> dict[str, Any]:
         }
 
     return {
-        "/preheat/v1/stats": get("stats", "Hit ratios, L1, latencies"),
+        "/preheat/v1/stats": get("stats", "Hit ratios, L1, L2, latencies, of the whole host"),
+        "/preheat/v1/workers": get("workers", "The worker processes, and the upstreams' state"),
         "/preheat/v1/ledger": get("ledger", "What was paid and saved, by tenant, model and layer"),
         "/preheat/v1/config": get("config", "The settings in force"),
         "/preheat/v1/openapi.json": get("openapi", "This document"),
@@ -226,7 +227,7 @@ def _admin() -> dict[str, Any]:
                 },
                 "responses": {
                     "200": _json({"$ref": "#/components/schemas/Removed"}),
-                    **_errors(400, 401, 403, 415),
+                    **_errors(400, 401, 403, 415, 503),
                 },
             }
         },

@@ -30,8 +30,10 @@ from preheat.gateway.lookups import Lookup
 from preheat.gateway.replies import send_hit
 from preheat.gateway.upstreams import Upstreams
 from preheat.telemetry.logs import Log
+from preheat.telemetry.requestlog import RequestFeed
 from preheat.transport.server import Exchange
 from preheat.wire import openai
+from preheat.wire.journal import Row
 
 _REJECTIONS: Final = {
     "only-if-cached": "no stored answer, and the request allows no other",
@@ -50,6 +52,7 @@ class Proxy:
         counters: Counters,
         log: Log,
         l2: L2 | None,
+        feed: RequestFeed | None,
         *,
         log_requests: str,
         clock: Callable[[], float],
@@ -63,6 +66,7 @@ class Proxy:
         self._counters = counters
         self._log = log
         self._l2 = l2
+        self._feed = feed
         self._clock = clock
         self._logs_hits = log_requests == "all"
         self._logs_misses = log_requests != "none"
@@ -74,7 +78,15 @@ class Proxy:
         request = self._read(exchange)
         decision = self._on_request(request, now)
         if type(decision) is Hit:
-            self._send_hit(exchange, request, decision, now)
+            send_hit(exchange, request, decision, now)
+            duration_s = self._clock() - now
+            self._hit_latency.observe(duration_s)
+            if self._feed is not None:
+                self._feed.hit(self._intake.count, request, decision, exchange, now, duration_s)
+            if self._logs_hits:
+                self._log_request(
+                    request, decision.status, "exact", "hit; detail=exact", duration_s
+                )
         else:
             self._act(self._listener(exchange, request, now), decision, generation=0)
 
@@ -84,13 +96,12 @@ class Proxy:
         exchange, request, now = listener.exchange, listener.request, self._clock()
         match decision:
             case Hit():
-                self._send_hit(exchange, request, decision, now)
+                self._send_hit(listener, decision, now)
             case Refresh(hit, reason):
-                detail = b"exact" if reason == "early" else reason.encode()
-                self._send_hit(exchange, request, hit, now, detail)
+                self._send_hit(listener, hit, now, "exact" if reason == "early" else reason)
                 self._refresh(listener, hit)
             case Look():
-                self._look(listener, decision, now, generation)
+                self._look(listener, decision, generation)
             case Join(leader):
                 venture = self.departures.find(leader)
                 assert venture is not None, "the controller joins only what is under way"
@@ -103,29 +114,40 @@ class Proxy:
                 exchange.reply(*heads.request_error(error, request.id))
 
     def _send_hit(
-        self, exchange: Exchange, request: Request, hit: Hit, now: float, detail: bytes = b"exact"
+        self, listener: Listener, hit: Hit, now: float, detail: str = "exact", layer: str = "l1"
     ) -> None:
-        send_hit(exchange, request, hit, now, detail)
-        duration_s = self._clock() - now
+        """A stored answer that took more than one question."""
+        exchange, request = listener.exchange, listener.request
+        send_hit(exchange, request, hit, now, detail.encode())
+        duration_s = self._clock() - listener.started_at
         self._hit_latency.observe(duration_s)
+        if self._feed is not None:
+            row = Row("exact", detail="l2" if layer == "l2" and detail == "exact" else detail)
+            number = self._intake.number_of(request.id)
+            self._feed.kept(number, request, hit, exchange, row, listener.started_at, duration_s)
         if self._logs_hits:
-            self._log_request(
-                request, hit.status, "exact", f"hit; detail={detail.decode()}", duration_s
-            )
+            self._log_request(request, hit.status, "exact", f"hit; detail={detail}", duration_s)
 
-    def _look(self, listener: Listener, look: Look, now: float, generation: int) -> None:
+    def _look(self, listener: Listener, look: Look, generation: int) -> None:
         """Ask L2: at once where that takes no waiting, and nobody else might compute the same."""
         l2, request = self._l2, listener.request
         assert l2 is not None, "the controller looks only where there is an L2"
         entries = l2.look_now(look.keys)
         is_done = entries is not None and (bool(entries) or not (look.joinable and l2.has_company))
         if entries is not None and is_done:
-            decision = self._controller.on_found(request, entries, now)
-            self._act(listener, decision, generation=generation)
+            self._act_on_found(listener, entries, generation)
             return
         lookup = self._lookup(request, look, l2, generation)
         lookup.add(listener, is_leader=True)
         self.departures.launch(lookup)
+
+    def _act_on_found(self, listener: Listener, entries: list[Entry], generation: int) -> None:
+        now = self._clock()
+        decision = self._controller.on_found(listener.request, entries, now)
+        if isinstance(decision, Hit):
+            self._send_hit(listener, decision, now, layer="l2")
+        else:
+            self._act(listener, decision, generation=generation)
 
     def _refresh(self, listener: Listener, hit: Hit) -> None:
         """The answer has been given; now see to a new one, which nobody waits for."""
@@ -178,7 +200,9 @@ class Proxy:
                 clock=self._clock,
                 is_leased=is_leased,
             )
-            if not is_background:
+            if is_background:
+                flight.source = listener.exchange
+            else:
                 flight.add(listener, is_leader=True)
             self.departures.launch(flight)
         except BaseException:  # whoever is equal must not join what never began
@@ -233,8 +257,9 @@ class Proxy:
         self._give_up_lease(lookup)
         for listener in lookup.listeners:
             if listener.request is not request:
-                found = self._controller.on_found(listener.request, entries, now)
-                self._act(listener, found, generation=lookup.generation)
+                self._act_on_found(listener, entries, lookup.generation)
+            elif isinstance(decision, Hit):
+                self._send_hit(listener, decision, now, layer="l2")
             else:
                 self._act(listener, decision, generation=lookup.generation)
 
@@ -293,6 +318,29 @@ class Proxy:
             status=flight.status,
         )
         self._settle(flight, self._controller.on_outcome(outcome, reason, self._clock()))
+        if flight.source is not None and self._feed is not None:
+            row = self._row(flight, "forward", "stale", reason, flight.status)
+            row.provenance = "refresh"
+            number = self._intake.number_of(self._intake.next_id())
+            self._feed.row(
+                number, flight.request, flight.source, row, flight.asked_at, outcome.service_s
+            )
+
+    def _row(self, flight: Flight, layer: str, fwd: str, detail: str, status: int) -> Row:
+        answer, usage = flight.answer or flight.refusal, flight.usage
+        return Row(
+            layer,
+            fwd=fwd,
+            detail=detail,
+            status=status,
+            input_tokens=usage.input_tokens if usage else None,
+            output_tokens=usage.output_tokens if usage else None,
+            cached_tokens=usage.cached_tokens if usage else None,
+            answer_bytes=answer.size_bytes if answer else 0,
+            ttft_s=flight.first_at - flight.asked_at if flight.first_at else None,
+            service_s=(flight.ended_at or self._clock()) - flight.asked_at - flight.paced_s,
+            engine_worker=flight.worker,
+        )
 
     def _settle(self, flight: Flight, effects: Effects | None) -> None:
         """L2 gets what is kept, and whoever waits for it elsewhere is let go."""
@@ -322,17 +370,35 @@ class Proxy:
         if hit is None:
             return False
         listener.status = hit.status
-        self._send_hit(listener.exchange, listener.request, hit, now, b"stale-if-error")
+        listener.is_stood_in = True
+        self._send_hit(listener, hit, now, "stale-if-error")
         return True
 
-    def on_served(self, listener: Listener) -> None:
+    def on_served(self, flight: Flight, listener: Listener) -> None:
         """A listener has got its answer."""
+        if listener.is_stood_in:
+            return
         duration_s = self._clock() - listener.started_at
         layer = "forward" if listener.is_leader else "join"
         self._counters.latency[layer].observe(duration_s)
+        if self._feed is not None:
+            fwd, _, detail = listener.cache_status.partition("; detail=")
+            fwd = fwd.removeprefix("fwd=") or "miss"
+            row = self._row(flight, layer, fwd, detail or "join", listener.status)
+            number = self._intake.number_of(listener.request.id)
+            self._feed.row(
+                number, listener.request, listener.exchange, row, listener.started_at, duration_s
+            )
         if self._logs_misses:
             detail = listener.cache_status or "fwd=miss; collapsed; detail=join"
             self._log_request(listener.request, listener.status, layer, detail, duration_s)
+
+    def on_refused(self, exchange: Exchange, error: RequestError) -> None:
+        """A request of a cacheable path that couldn't be read."""
+        if self._feed is not None:
+            self._intake.count += 1
+            row = Row("", detail=error.code, status=error.status, answer_bytes=0)
+            self._feed.refusal(self._intake.count, "", exchange, row, self._clock(), 0.0)
 
     def on_bug(self, bug: Exception) -> None:
         """A defect of ours: the log says where."""

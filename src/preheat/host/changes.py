@@ -7,6 +7,7 @@ import msgspec
 
 from preheat.config import EngineSettings, Settings
 from preheat.errors import ConfigError
+from preheat.host.embedded import DEFAULT
 
 _IN_PLACE: Final = frozenset({"engines", "models", "namespaces", "fallback_message", "exact"})
 _FIXED: Final = (
@@ -65,8 +66,7 @@ def _at(settings: Settings, path: tuple[str, ...]) -> Any:
     return found
 
 
-def _embedded(settings: Settings) -> dict[str, EngineSettings | None]:
-    """The engines that are processes of ours; None stands for the one of no configuration."""
-    if not settings.engines:
-        return {"": None}
-    return {name: one for name, one in settings.engines.items() if one.kind == "embedded"}
+def _embedded(settings: Settings) -> dict[str, EngineSettings]:
+    """The engines that are processes of ours."""
+    engines = settings.engines or {DEFAULT: EngineSettings(kind="embedded")}
+    return {name: one for name, one in engines.items() if one.kind == "embedded"}

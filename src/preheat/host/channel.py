@@ -131,9 +131,9 @@ class Channel:
     async def _answer(self, number: int, message: Any) -> None:
         try:
             said = await self._on_message(message)
+            if said is not None:
+                self._send(-number, said)
         except (PreheatError, ChannelError) as error:
-            said = Refused(str(error))
+            self._send(-number, Refused(str(error)))
         except Exception as bug:  # noqa: BLE001  the other side must learn of it, not wait
-            said = Refused(f"{type(bug).__name__} in {type(message).__name__}")
-        if said is not None:
-            self._send(-number, said)
+            self._send(-number, Refused(f"{type(bug).__name__} in {type(message).__name__}"))

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from preheat.config import EngineSettings, Settings
 from preheat.engines.child import Address, EngineChild, settings_of
 from preheat.telemetry.logs import Log
 
-_DEFAULT: str = "embedded"
+DEFAULT: Final = "embedded"
+"""The engine of settings that name none."""
 
 
 class EmbeddedEngines:
@@ -17,8 +19,7 @@ class EmbeddedEngines:
         self._log = log
         self._on_change = on_change
         self._children: dict[str, EngineChild] = {}
-        # Without any engine configured, the embedded one.
-        engines = settings.engines or {_DEFAULT: EngineSettings(kind="embedded")}
+        engines = settings.engines or {DEFAULT: EngineSettings(kind="embedded")}
         for name, engine in engines.items():
             if engine.kind == "embedded":
                 self._children[name] = EngineChild(

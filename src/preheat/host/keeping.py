@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from typing import Final, Protocol
 
+from preheat.errors import StoreError
 from preheat.telemetry.logs import Log
 
 TICK_S: Final = 1.0
@@ -39,8 +40,12 @@ class Keeping:
         self._thread = threading.Thread(target=self._run, name="preheat-keeper", daemon=True)
 
     def start(self) -> None:
-        """Begin, in a thread that may wait. Raises what the keeper's start does."""
-        self._keeper.start()
+        """Begin, in a thread that may wait. Raises ConfigError; a store that fails is no reason not
+        to serve."""
+        try:
+            self._keeper.start()
+        except StoreError as error:
+            self._log.event("l2-keeper-failed", why=str(error))
         self._thread.start()
 
     def after_death(self, by_signal: int) -> None:

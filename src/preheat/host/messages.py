@@ -4,15 +4,18 @@ A *call* is answered: with the message named in its docstring, or with `Refused`
 told isn't.
 """
 
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 
 from preheat.config import Settings
+from preheat.core.ledger import Account, AccountName
 from preheat.core.stats import Snapshot
 from preheat.core.types import Invalidation, Removed
 from preheat.engines.child import Address
 from preheat.gateway.hosting import WorkerState
+
+_MOST_INT: Final = 2**63 - 1
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -92,15 +95,41 @@ class Failed(_Message, frozen=True):
 
 
 class Counted(_Message, frozen=True):
-    """What it counted: an answer, and told once a second. Silence means that it is stuck."""
+    """What it counted: an answer, and told once a second. Silence means that it is stuck.
 
-    snapshot: Snapshot
+    Money is in small units, and MessagePack's integers have 64 bits: accounts that don't fit are
+    apart, in decimals.
+    """
+
+    fitting: Snapshot
+    large: dict[AccountName, list[str]] = {}
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Self:
+        """That message."""
+        large = {
+            name: [str(one) for one in msgspec.structs.astuple(account)]
+            for name, account in snapshot.accounts.items()
+            if account.price_without_us > _MOST_INT  # the largest sum there is
+        }
+        if not large:
+            return cls(snapshot)
+        fitting = {
+            name: account for name, account in snapshot.accounts.items() if name not in large
+        }
+        return cls(msgspec.structs.replace(snapshot, accounts=fitting), large)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """All of it."""
+        large = {name: Account(*map(int, fields)) for name, fields in self.large.items()}
+        return msgspec.structs.replace(self.fitting, accounts=self.fitting.accounts | large)
 
 
 class Drained(_Message, frozen=True):
     """The last word of a worker that ends."""
 
-    snapshot: Snapshot
+    counted: Counted
 
 
 class AskSnapshots(_Message, frozen=True):

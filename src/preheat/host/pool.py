@@ -180,7 +180,7 @@ class Pool:
     async def _on_call(self, message: Any) -> Message | None:
         match message:
             case messages.AskSnapshots():
-                return messages.Counted(await self.snapshots())
+                return messages.Counted.of(await self.snapshots())
             case messages.AskWorkers():
                 return messages.Workers(
                     sorted(

@@ -17,14 +17,20 @@ class Restarts:
 
     def __init__(self) -> None:
         self._early = 0
+        self._failed = 0
 
     def pause_s(self, alive_s: float, *, worked: bool) -> float:
         """It died, this long after its start."""
         if alive_s >= STEADY_S:
-            self._early = 0
+            self._early = self._failed = 0
             return 0.0
+        if not worked:
+            self._failed += 1
+            return _doubled(self._failed - 1, LONGEST_PAUSE_S)
+        self._failed = 0
         self._early += 1
-        if self._early == 1:
-            return 0.0 if worked else FIRST_PAUSE_S
-        longest_s = LONGEST_PAUSE_OF_WORKING_S if worked else LONGEST_PAUSE_S
-        return float(min(FIRST_PAUSE_S * 2 ** min(self._early - 2, 16), longest_s))
+        return _doubled(self._early - 2, LONGEST_PAUSE_OF_WORKING_S) if self._early > 1 else 0.0
+
+
+def _doubled(times: int, longest_s: float) -> float:
+    return float(min(FIRST_PAUSE_S * 2 ** min(times, 16), longest_s))

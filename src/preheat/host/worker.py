@@ -59,7 +59,7 @@ class Worker:
                 return 1
             beating = asyncio.create_task(self._beat(gateway))
             await self._serve(gateway)
-            self._channel.tell(messages.Drained(gateway.snapshot()))
+            self._channel.tell(messages.Drained(messages.Counted.of(gateway.snapshot())))
             await self._channel.flush(_FLUSH_S)
             return 0
         finally:
@@ -124,7 +124,10 @@ class Worker:
     async def _beat(self, gateway: Gateway) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            self._channel.tell(messages.Counted(gateway.snapshot()))
+            try:
+                self._channel.tell(messages.Counted.of(gateway.snapshot()))
+            except Exception as bug:  # noqa: BLE001  no reason to be taken for stuck
+                self._log.event("bug", type=type(bug).__name__, where="heartbeat")
 
     async def _hear(self, message: Any) -> Message | None:
         match message:
@@ -145,7 +148,7 @@ class Worker:
     async def _obey(self, gateway: Gateway, message: Any) -> Message | None:
         match message:
             case messages.Collect():
-                return messages.Counted(gateway.snapshot())
+                return messages.Counted.of(gateway.snapshot())
             case messages.Invalidate():
                 return messages.Forgotten(
                     await gateway.invalidate(message.what, message.number, message.dry_run)

@@ -192,9 +192,11 @@ class WorkerProcess:
                 self._tell_start(None)
             case messages.Failed():
                 self._tell_start(message.message)
-            case messages.Counted() | messages.Drained():
+            case messages.Counted():
                 self.silent = 0
                 self.snapshot = message.snapshot
+            case messages.Drained():
+                self.snapshot = message.counted.snapshot
             case _:
                 return await self._on_call(message)
         return None

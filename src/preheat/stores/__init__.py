@@ -77,7 +77,7 @@ class Store(Protocol):
         """This process is still at it."""
 
     async def release(self, keys: Sequence[Key]) -> None:
-        """This process isn't any more; other holders' leases stay."""
+        """Others may compute them now; other holders' leases stay."""
 
     async def publish(self, what: Invalidation) -> Epoch:
         """Tell every process that this is void; the epoch that begins with it."""

@@ -78,9 +78,15 @@ class Keeper:
     def start(self) -> None:
         """Open the files, making or replacing them. Raises StoreError, ConfigError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for layout in self._layouts.values():
-            self._open(layout, may_set_aside=True)
-        self._try_lock()
+        try:
+            for layout in self._layouts.values():
+                self._open(layout, may_set_aside=True)
+            self._try_lock()
+        except BaseException:
+            for place in self._places.values():
+                place.close()
+            self._places.clear()
+            raise
 
     def tick(self) -> None:
         """What there is to do, once a second. It takes a third of that at most, or as long as

@@ -150,8 +150,8 @@ class Writer(Generic[View]):
         within_s: float = 0.0,
         undo: Callable[[View], object] | None = None,
     ) -> T:
-        """What the job returns, after the commit. Raises StoreError. Where nobody waits for it any
-        more by then, it is undone. `within_s` is another limit for this one call."""
+        """What the job returns, after the commit. Raises StoreError. A True for which nobody waits
+        any more by then is undone. `within_s` is another limit for this one call."""
         limit_s = within_s or self._limit_s
         self._admit(weight, limit_s)
         future: asyncio.Future[T] = self._loop.create_future()
@@ -187,7 +187,7 @@ class Writer(Generic[View]):
             self._waiting_bytes -= job.weight
             self._waiting_jobs -= 1
             if job.future.done():  # whoever waited has gone
-                if job.undo is not None and failure is None:
+                if job.undo is not None and failure is None and job.answer is True:
                     self._waiting_jobs += 1
                     self._jobs.put(_Job(job.undo, 0, self._loop.create_future()))
                 continue
@@ -236,6 +236,10 @@ class Writer(Generic[View]):
             place = self._open()
         except PreheatError as error:
             self._tell(self._on_opened, None, error)
+            return None
+        except Exception as error:  # noqa: BLE001 (the thread must outlive it, and start() hear of it)
+            why = StoreError(f"opening failed ({type(error).__name__})", kind="files")
+            self._tell(self._on_opened, None, why)
             return None
         self._tell(self._on_opened, place, None)
         return place

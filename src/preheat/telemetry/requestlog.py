@@ -260,6 +260,8 @@ class RequestFeed:
             self._flush()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), _FLUSH_S)
+        if self._link is None:
+            await self._connect()
         self._flush()
         if self._link is not None:
             await self._link.close()

@@ -98,7 +98,7 @@ async def _no_list(peer: Peer, reply: Reply) -> Finding:
             "key",
             about,
             "problem",
-            f"status {reply.status} for GET {path}{said}",
+            f"status {reply.status} for GET {path}",
             "it refuses requests " + ("with this key" if peer.has_key else "without a key"),
             "put the right key into the variable that api_key_env names"
             if peer.has_key

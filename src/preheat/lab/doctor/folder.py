@@ -1,5 +1,6 @@
 """A folder that Preheat writes to: is it writable, private, on a disk with room?"""
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ def examine_folder(about: str, folder: Path, budget_bytes: int) -> Iterator[Find
 
 
 def _room(about: str, there: Path, folder: Path, budget_bytes: int) -> Iterator[Finding]:
-    used_bytes = sum(one.stat().st_size for one in folder.rglob("*") if one.is_file())
+    used_bytes = _used_bytes(folder)
     free_bytes = shutil.disk_usage(there).free
     if free_bytes + used_bytes < budget_bytes:
         yield Finding(
@@ -56,3 +57,11 @@ def _room(about: str, there: Path, folder: Path, budget_bytes: int) -> Iterator[
             "once the disk is full nothing more is kept, here or by anybody else on it",
             "lower the budget, or choose another disk",
         )
+
+
+def _used_bytes(folder: Path) -> int:
+    used_bytes = 0
+    for one in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # a running gateway may just have removed it
+            used_bytes += one.stat().st_size
+    return used_bytes

@@ -84,7 +84,7 @@ class Peer:
             (b"user-agent", b"preheat-doctor"),
         ]
         if api_key:
-            self._headers.append((b"authorization", b"Bearer " + api_key.encode("latin-1")))
+            self._headers.append((b"authorization", b"Bearer " + api_key.encode()))
 
     async def get(self, path: str) -> Reply:
         """Ask for a page. Raises EngineError."""

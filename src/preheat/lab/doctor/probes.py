@@ -75,7 +75,8 @@ class Probes:
             "asked",
             "problem",
             f"status {reply.status} for a small chat with {self._model}"
-            + (f": {reply.said}" if reply.said else ""),
+            # Refusing a key, some quote a part of it.
+            + (f": {reply.said}" if reply.said and reply.status not in {401, 403} else ""),
             why,
             do,
         )

@@ -195,7 +195,7 @@ def _headers(api_key: str) -> dict[bytes, bytes]:
         b"user-agent": b"preheat-load",
     }
     if api_key:
-        headers[b"authorization"] = b"Bearer " + api_key.encode("latin-1")
+        headers[b"authorization"] = b"Bearer " + api_key.encode()
     return headers
 
 

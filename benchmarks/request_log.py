@@ -78,9 +78,7 @@ class LogProcess:
         self.start()
 
     def start(self) -> None:
-        self._child = subprocess.Popen(
-            self._command, stderr=subprocess.DEVNULL if not os.environ.get("RL_ERR") else None
-        )
+        self._child = subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
 
     def kill(self) -> None:
         self._child.kill()

@@ -221,6 +221,12 @@ class Gateway(Process):
             yield served
 
     @property
+    def worker_pid(self) -> int:
+        """The process that answers; with several workers, that of the first slot."""
+        workers = self.get("/preheat/v1/workers").json["workers"]
+        return int(min(workers, key=lambda worker: worker["slot"])["pid"])
+
+    @property
     def stats(self) -> Any:
         return self.get("/preheat/v1/stats").json
 

@@ -64,6 +64,7 @@ _FOREIGN: Final[Mapping[str, tuple[str, ...]]] = {
     "fake": _OF_EMBEDDED + _OF_OPENAI,
 }
 """The settings that mean nothing for a kind of engine."""
+_SOCKET_PATH_BYTES: Final = 100
 _PORT: Final = re.compile(r"[0-9]{1,5}")
 
 
@@ -767,6 +768,17 @@ def log_folder(settings: Settings, environment: Mapping[str, str]) -> Path:
         return Path(settings.log.path)
     home = environment.get("XDG_STATE_HOME", "")
     return (Path(home) if home else Path.home() / ".local" / "state") / "preheat" / "log"
+
+
+def log_socket(settings: Settings, environment: Mapping[str, str]) -> Path:
+    """Where the log process listens. Raises ConfigError for a path that no socket can have."""
+    path = log_folder(settings, environment) / "log.sock"
+    if len(str(path).encode()) > _SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"log.path: {path} is longer than the {_SOCKET_PATH_BYTES} bytes that a socket's path may "
+            "have; choose a shorter folder"
+        )
+    return path
 
 
 def environment() -> Mapping[str, str]:

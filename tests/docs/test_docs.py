@@ -178,7 +178,7 @@ def log_events(node: ast.AST) -> Iterator[ast.AST | None]:
 
 
 def error_codes(node: ast.AST) -> Iterator[ast.AST | None]:
-    if called(node) in {"RequestError", "_error"}:
+    if called(node) in {"RequestError", "_error", "error_body"}:
         yield keyword(node, "code")
         assert isinstance(node, ast.Call)
         yield from node.args[2:3] if called(node) == "_error" else ()

@@ -87,7 +87,7 @@ def test_a_stored_stream_is_told_at_the_clients_pace(apart: Gateway, fake: Fake)
 
 
 def resident_bytes(served: Gateway) -> int:
-    status = Path(f"/proc/{served.process.pid}/status").read_text()
+    status = Path(f"/proc/{served.worker_pid}/status").read_text()
     match = re.search(r"VmRSS:\s+(\d+) kB", status)
     assert match is not None
     return int(match[1]) * 1_024

@@ -452,7 +452,7 @@ def test_a_path_that_is_passed_through_keeps_its_bytes(served: Gateway, engine: 
 
 def test_a_large_answer_is_passed_through_as_it_comes(served: Gateway, engine: Upstream) -> None:
     engine.play([stream_head(), *[chunk(b"p" * 262_144)] * 40, b"0\r\n\r\n"])
-    memory = PeakMemory(served.process.pid)
+    memory = PeakMemory(served.worker_pid)
     with Raw(served.port, receive_bytes=16_384) as client:
         answered = client.ask(get("/v1/files/large"))
     assert answered.is_complete

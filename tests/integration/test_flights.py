@@ -368,7 +368,7 @@ def test_a_stream_beyond_the_buffer_goes_through_to_the_last_byte(
     """It takes no joins any more, isn't stored, and memory stays bounded."""
     fake.script({**events_of(24_000_000, 240), "chunk_delay_s": 0.004})
     request = post(chat("overflow", stream=True))
-    memory = PeakMemory(gateway.process.pid)
+    memory = PeakMemory(gateway.worker_pid)
     with clients(gateway, 3) as (leader, early, late):
         lead(leader, fake, request)
         follow(gateway, [early], [request])
@@ -390,7 +390,7 @@ def test_a_whole_body_beyond_the_buffer_goes_through_to_the_last_byte(
     gateway: Gateway, fake: Fake
 ) -> None:
     fake.script({"content": "o" * 12_000_000, "delay_s": 0.2}, {"content": "small"})
-    memory = PeakMemory(gateway.process.pid)
+    memory = PeakMemory(gateway.worker_pid)
     text = "overflow of a whole body"
     with clients(gateway, 3) as (leader, whole, stream):
         lead(leader, fake, post(chat(text)))

@@ -393,7 +393,7 @@ def test_an_absolute_target_is_taken_apart(gateway: Gateway) -> None:
 
 
 def test_a_header_line_of_13_mb_ends_the_connection_and_takes_no_memory(gateway: Gateway) -> None:
-    memory = PeakMemory(gateway.process.pid)
+    memory = PeakMemory(gateway.worker_pid)
     with Raw(gateway.port) as client:
         client.send(b"GET / HTTP/1.1\r\nHost: a\r\nX-A: ")
         for _ in range(200):
@@ -409,7 +409,7 @@ def test_a_header_line_of_13_mb_ends_the_connection_and_takes_no_memory(gateway:
     "start", [b"5;x=", b"5\r\nhello\r\n0\r\nX-Trailer: "], ids=["extension", "trailer"]
 )
 def test_what_surrounds_chunks_is_bounded_too(gateway: Gateway, start: bytes) -> None:
-    memory = PeakMemory(gateway.process.pid)
+    memory = PeakMemory(gateway.worker_pid)
     with Raw(gateway.port) as client:
         client.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + start)
         for _ in range(200):
@@ -442,7 +442,7 @@ def test_a_client_that_is_still_sending_can_read_why_it_is_refused(
 
 
 def test_a_body_of_50_mb_is_refused_and_one_of_30_mb_served(gateway: Gateway, fake: Fake) -> None:
-    memory = PeakMemory(gateway.process.pid)
+    memory = PeakMemory(gateway.worker_pid)
     with Raw(gateway.port) as client:
         client.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
         for _ in range(50):
@@ -783,7 +783,7 @@ def test_a_slow_reader_holds_the_engine_back_and_takes_a_bounded_memory(
     """The flight's buffer of 8 MiB, its events decoded, and the answer as far as it is known: a
     few times the buffer, however long the stream."""
     fake.script({"content": "m" * size, "pieces": pieces}, default="echo")
-    memory = PeakMemory(gateway.process.pid)
+    memory = PeakMemory(gateway.worker_pid)
     with Raw(gateway.port, receive_bytes=16_384) as client:
         client.send(post(chat(f"slow {pieces}", stream=True)))
         client.unread = client.read()

@@ -157,11 +157,15 @@ class Worker:
         self.feed.row(self._number, request, source, row, time.monotonic(), 0.25)
         return name
 
-    def hit(self, prompt: int, want: Want = NOTHING_SPECIAL) -> str:
+    def hit(self, prompt: int, want: Want = NOTHING_SPECIAL, kept: Hit | None = None) -> str:
         request, source = self._asked(prompt)
         request = msgspec.structs.replace(request, want=want)
-        name = self._next("exact", prompt)
-        self.feed.hit(self._number, request, HIT, source, time.monotonic(), 0.000_015)
+        name, now = self._next("exact", prompt), time.monotonic()
+        if kept is None:
+            self.feed.hit(self._number, request, HIT, source, now, 0.000_015)
+        else:
+            row = Row("exact", detail="l2")
+            self.feed.kept(self._number, request, kept, source, row, now, 0.000_015)
         return name
 
     def _asked(self, prompt: int) -> tuple[Request, Source]:
@@ -238,6 +242,18 @@ async def test_what_is_told_is_what_is_read_live_and_compacted(log: Log) -> None
 
 
 @pytest.mark.asyncio
+async def test_what_was_sent_before_the_end_is_written_however_much_it_is(log: Log) -> None:
+    async with feeding(log) as worker:
+        await asyncio.sleep(0.3)
+        for prompt in range(5_000):
+            worker.miss(prompt)
+        assert log.child is not None
+        log.child.send_signal(signal.SIGTERM)  # it hasn't read a byte of them
+    until(lambda: log.child.poll() is not None)
+    assert check(log, worker.told).keys() == worker.told.keys()
+
+
+@pytest.mark.asyncio
 async def test_a_row_says_all_that_was_known(log: Log) -> None:
     async with feeding(log, worker=3) as worker:
         first = worker.miss(1)
@@ -305,13 +321,20 @@ async def test_hits_after_a_new_answer_have_its_lengths(log: Log) -> None:
     async with feeding(log) as worker:
         worker.miss(1, output_tokens=7)
         before = worker.hit(1)
-        await asyncio.sleep(0.5)
         worker.miss(1, output_tokens=9)
         after = worker.hit(1)
+        other = msgspec.structs.replace(
+            HIT, answer=Answer(b'"usage":{"completion_tokens":3}}', b"", b"")
+        )
+        elsewhere = worker.hit(1, kept=other)
+        later = worker.hit(1)
     log.stop()
     found = log.requests()
     assert found[before].fields["output_tokens"] == 7
     assert found[after].fields["output_tokens"] == 9
+    assert found[elsewhere].fields["detail"] == "l2"
+    assert found[elsewhere].fields["output_tokens"] == 3
+    assert found[later].fields["output_tokens"] == 3
     assert found[after].blocks.tobytes() == found[before].blocks.tobytes()
 
 

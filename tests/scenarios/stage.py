@@ -97,7 +97,7 @@ class Play:
 
     @property
     def gateway_rss_bytes(self) -> int:
-        status = Path(f"/proc/{self.gateway.process.pid}/status").read_text()
+        status = Path(f"/proc/{self.gateway.worker_pid}/status").read_text()
         return int(status.partition("VmRSS:")[2].split()[0]) * 1_024
 
     def ask(

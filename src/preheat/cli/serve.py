@@ -127,7 +127,8 @@ def _children(settings: config.Settings, log: "Log") -> "list[Child]":
 
     folder = config.log_folder(settings, config.environment())
     command = [sys.executable, "-P", "-m", "preheat.host.logger", "--lifeline-fd", "0"]
-    command += ["--folder", str(folder), "--socket", str(folder / "log.sock")]
+    command += ["--folder", str(folder)]
+    command += ["--socket", str(config.log_socket(settings, config.environment()))]
     command += ["--bytes", str(settings.log.bytes), "--days", str(settings.log.days)]
     return [Child("request-log", [*command, "--roll-s", str(settings.log.roll_s)], log)]
 

@@ -7,6 +7,7 @@ from preheat.core.costs import ServiceTimes
 from preheat.core.freshness import NEGATIVE, Freshness
 from preheat.core.inventory import ENTRY_OVERHEAD_BYTES, Inventory, Record
 from preheat.core.ledger import NANO, Ledger
+from preheat.core.memo import Memo
 from preheat.core.sketch import RotatingBloom
 from preheat.core.stats import Counters
 from preheat.core.types import (
@@ -37,6 +38,11 @@ _MOST_TAGS: Final = 64
 _PORTION: Final = 512
 _PATIENCE_S: Final = 30.0
 _LONGEST_PATIENCE_S: Final = 600.0
+_RETRY_S: Final = 1.0
+"""How long after a refresh that brought nothing the next one may begin."""
+_REFRESHES: Final = 16_384
+_SAME_S: Final = 0.1
+"""Times that come back from L2 went through the wall clock: those so near are one and the same."""
 
 
 class Controller:
@@ -68,6 +74,7 @@ class Controller:
         self._has_l2 = has_l2
         self._draw = draw
         self._leaders: dict[Key, Request] = {}
+        self._refreshed_at: Memo[Key, float] = Memo(_REFRESHES)
         self._sampled_seen = RotatingBloom()
         self._times = ServiceTimes()
         self.set_freshness(freshness, namespaces)
@@ -101,7 +108,7 @@ class Controller:
 
     def on_found(
         self, request: Request, entries: Iterable[Entry], now: float
-    ) -> Hit | Forward | Reject:
+    ) -> Hit | Refresh | Forward | Reject:
         """What L2 had of the keys that a `Look` named, possibly nothing: decide again.
 
         The entries' times are on the clock of `now`. They fill L1 for the life they have left.
@@ -115,7 +122,7 @@ class Controller:
         if best is not None:
             self._end_flight(request)
             self._ledger.account(request.tenant, ask.model, "exact", "l2").save(best.share)
-            return best.hit
+            return self._tell(request, best, best.hit, now)
         if request.want.only_if_cached:
             self._end_flight(request)
             return Reject(504, "only-if-cached")
@@ -124,6 +131,23 @@ class Controller:
         leader = self._leaders.get(ask.key)
         is_leading = leader is not None and leader.id == request.id
         return self._forward(ask, self._find(ask.key), now, joinable=is_leading)
+
+    def is_found(
+        self, request: Request, entries: Iterable[Entry], now: float, refreshed: Hit | None = None
+    ) -> bool:
+        """Whether one of these entries of L2 is what the request looks for: an answer, or one that
+        is newer than the hit to be refreshed. Else it is worth waiting for another."""
+        after = refreshed.stored_at + _SAME_S if refreshed is not None else float("-inf")
+        for entry in entries:
+            record = self._record_of(entry)
+            if (
+                entry.check == request.ask.check
+                and entry.stored_at > after
+                and not self._inventory.is_void(entry.key, record)
+                and (refreshed is not None or self._serves(request, record, now))
+            ):
+                return True
+        return False
 
     def on_miss(self, request: Request, now: float) -> Decision:
         """The flight that this request had joined failed before its start: decide again."""
@@ -189,8 +213,8 @@ class Controller:
         that. Else the flight to start."""
         for entry in entries:
             self._take_in(request, entry, now)
-        record = self._find(request.ask.key)
-        if record is not None and record.hit.stored_at > hit.stored_at:
+        record = self._find(hit.key)
+        if record is not None and record.hit.stored_at > hit.stored_at + _SAME_S:
             self._end_flight(request)
             return None
         return Forward("stale", "refresh", joinable=True)
@@ -198,6 +222,7 @@ class Controller:
     def on_abandoned(self, request: Request) -> None:
         """The request led a look-up that ended without a decision: nobody joins it any more."""
         self._end_flight(request)
+        self._refreshed_at.pop(request.ask.key, None)
 
     def on_tick(self, now: float) -> bool:
         """Once a second: uses are booked, and entries past their life removed. Whether there is
@@ -269,7 +294,7 @@ class Controller:
         self._see(ask.key, now)
         usable = self._usable_variants(request, variants, now)
         if len(usable) == variants:
-            return self._use(usable[int(self._draw() * variants)], now)
+            return self._reuse(request, usable[int(self._draw() * variants)], now)
         if want.no_cache:
             return _rejected(want) or Forward("request", "no-cache", joinable=False)
         if self._has_l2:
@@ -281,11 +306,11 @@ class Controller:
         found = [self._find(key) for key in _variant_keys(request.ask.key, variants)]
         return [one for one in found if one is not None and self._serves(request, one, now)]
 
-    def _forward_sampled(self, request: Request, now: float) -> Hit | Forward:
+    def _forward_sampled(self, request: Request, now: float) -> Hit | Refresh | Forward:
         variants = self._freshness_of(request.namespace).variants
         usable = self._usable_variants(request, variants, now)
         if len(usable) == variants:
-            return self._use(usable[int(self._draw() * variants)], now)
+            return self._reuse(request, usable[int(self._draw() * variants)], now)
         if usable:
             return Forward("miss", "variant-wanted", joinable=False)
         ask = request.ask
@@ -405,7 +430,7 @@ class Controller:
             return None
         if now >= record.hit.expires_at + self._inventory.stale_s:
             return None
-        if known is not None and known.hit.stored_at >= entry.stored_at:
+        if known is not None and known.hit.stored_at + _SAME_S >= entry.stored_at:
             return known if known.check == request.ask.check else None
         self._inventory.store(entry.key, record, now)
         return record
@@ -428,25 +453,41 @@ class Controller:
         """The record as an answer to this request, where it can be one."""
         if record is None or not self._serves(request, record, now):
             return None
+        return self._reuse(request, record, now)
+
+    def _reuse(self, request: Request, record: Record, now: float) -> Hit | Refresh:
+        return self._tell(request, record, self._use(record, now), now)
+
+    def _tell(self, request: Request, record: Record, hit: Hit, now: float) -> Hit | Refresh:
+        """A hit, and whether this is the occasion to ask for a new answer."""
         reason = self._why_refresh(request, record, now)
-        if not reason:
-            return self._use(record, now)
-        self._leaders[request.ask.key] = request
+        is_due = bool(reason) and self._is_refresh_due(request, hit, now)
+        if not reason or (reason == "early" and not is_due):
+            return hit
+        if is_due:
+            self._leaders[request.ask.key] = request
+            self._refreshed_at.put(request.ask.key, now)
         self._counters.bump(self._counters.stale, reason)
-        return Refresh(self._use(record, now), reason)
+        return Refresh(hit, reason, is_due)
+
+    def _is_refresh_due(self, request: Request, hit: Hit, now: float) -> bool:
+        """One at a time; after one that brought nothing not at once another."""
+        key = request.ask.key
+        if key in self._leaders or request.want.only_if_cached:
+            return False
+        begun_at = self._refreshed_at[key]
+        return begun_at is None or begun_at <= hit.stored_at or now - begun_at >= _RETRY_S
 
     def _why_refresh(
         self, request: Request, record: Record, now: float
     ) -> Literal["", "early", "stale-while-revalidate"]:
-        """Whether this use of a record is the occasion to ask for a new answer."""
-        ask, want = request.ask, request.want
-        if ask.key in self._leaders or ask.sampled or want.only_if_cached:
-            return ""
+        """Whether this use of a record calls for a new answer."""
         freshness, hit = self._freshness_of(request.namespace), record.hit
         age_s = now - hit.stored_at
         left_s = hit.ttl_s - age_s
         if left_s <= 0:
-            return "" if -left_s < freshness.accepted_s(want) else "stale-while-revalidate"
+            is_accepted = -left_s < freshness.accepted_s(request.want)
+            return "" if is_accepted else "stale-while-revalidate"
         if age_s < hit.plain_s:
             return ""
         service_s = record.share.saved_by_us_ns / NANO

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from preheat.core.types import Hit, Want
+from preheat.core.types import FOREVER, Hit, Want
 
 NEGATIVE: Final = frozenset({400, 404, 422})
 """An engine's refusals that a second asking meets again; they may be kept for a while."""
@@ -57,7 +57,8 @@ class Freshness(msgspec.Struct, frozen=True):
         left_s = hit.ttl_s - age_s
         if left_s > 0:
             return left_s >= want.min_fresh_s
-        return not want.min_fresh_s and -left_s < max(self.accepted_s(want), self.revalidate_s)
+        allowed_s = max(self.accepted_s(want), self.revalidate_s)
+        return _may_be_stale(hit, want) and -left_s < allowed_s
 
     def accepted_s(self, want: Want) -> float:
         """How stale an answer this request accepts without more ado."""
@@ -66,6 +67,13 @@ class Freshness(msgspec.Struct, frozen=True):
     def stands_in(self, hit: Hit, want: Want, now: float) -> bool:
         """RFC 5861's stale-if-error: may it be told where the engine gives no answer?"""
         age_s = now - hit.stored_at
-        if want.no_cache or want.min_fresh_s or age_s > want.max_age_s:
+        if want.no_cache or age_s > want.max_age_s or not _may_be_stale(hit, want):
             return False
         return age_s - hit.ttl_s < self.on_error_s
+
+
+def _may_be_stale(hit: Hit, want: Want) -> bool:
+    """RFC 9111 section 5.2.1.1: who names an age takes nothing stale, but for `max-stale`. And a
+    refusal is told for the time the operator gave it, no longer."""
+    is_strict = want.max_age_s < FOREVER and not want.max_stale_s
+    return hit.status == 200 and not want.min_fresh_s and not is_strict

@@ -171,10 +171,12 @@ class Hit(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 class Refresh(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Answer with this, though it is expired or soon will be, and start a flight that nobody
-    waits for: its answer takes the place of this one."""
+    waits for: its answer takes the place of this one. Not where that `is_due` to nobody: a flight
+    is under way, or has just failed."""
 
     hit: Hit
     reason: Literal["stale-while-revalidate", "early"]
+    is_due: bool = True
 
 
 class Look(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -18,7 +18,7 @@ from preheat.config import Settings
 from preheat.core.ledger import NANO, Account
 from preheat.core.stats import by_layer, hit_ratios, rows, total
 from preheat.core.types import Invalidation, Key
-from preheat.errors import StoreError
+from preheat.errors import StoreError, UpstreamError
 from preheat.gateway.hosting import Host
 from preheat.gateway.l2 import L2
 from preheat.gateway.openapi import document
@@ -80,7 +80,10 @@ class AdminApp:
             Route("/preheat/v1/openapi.json", self._openapi),
             Route("/preheat/v1/invalidate", self._invalidate, methods=["POST"]),
         ]
-        self.app = Starlette(routes=self.routes, exception_handlers={HTTPException: _http_error})
+        self.app = Starlette(
+            routes=self.routes,
+            exception_handlers={HTTPException: _http_error, UpstreamError: _host_error},
+        )
 
     async def _health(self, request: Request) -> Response:
         return Response("ok\n", media_type="text/plain")
@@ -306,3 +309,9 @@ async def _http_error(_request: Request, error: Exception) -> Response:
     return Response(
         body, error.status_code, media_type="application/json", headers=dict(error.headers or {})
     )
+
+
+async def _host_error(_request: Request, error: Exception) -> Response:
+    """The supervisor didn't answer: perhaps it is being replaced."""
+    body = error_body(str(error), kind="server_error", code="host-unreachable")
+    return Response(body, 503, media_type="application/json", headers={"Retry-After": "1"})

@@ -16,35 +16,36 @@ from preheat.gateway.proxy import Proxy, log_bug
 from preheat.gateway.relay import Relay
 from preheat.gateway.reload import Reload
 from preheat.gateway.table import engines_of, table_of
-from preheat.gateway.upstreams import VIA, Upstreams
+from preheat.gateway.upstreams import Upstreams
 from preheat.telemetry.logs import Log
 from preheat.telemetry.requestlog import RequestFeed
 from preheat.wire.entry import Codec
 
 
-def assemble(
-    settings: Settings, log: Log, host: Host | None = None, *, log_socket: str = "", slot: int = 0
-) -> Gateway:
-    """All its objects, not started yet. Raises ConfigError.
-
-    `log_socket` is where the log process listens, if there is one; `slot` this worker's number.
-    """
+def assemble(settings: Settings, log: Log, host: Host | None = None) -> Gateway:
+    """All its objects, not started yet. Raises ConfigError."""
     settings = wiring.with_defaults(settings)
     alone = Alone()
     host = host or alone
     parts = wiring.Parts(settings, log)
     secret = wiring.secret(settings)
-    upstreams = Upstreams(table_of(settings, engines_of(settings, log, host)))
+    via = b"1.1 preheat-%b" % host.name.encode()
+    upstreams = Upstreams(table_of(settings, engines_of(settings, log, host)), via)
     keyring = wiring.keyring(settings, secret, upstreams.identity_of)
     keyed = tuple(
         header for engine in settings.engines.values() for header in engine.forward_headers
     )
     process = f"{secrets.token_hex(4)}-"
-    intake = Intake(Tenants(wiring.tenant_keys(settings)), keyring, process, keyed, VIA)
+    intake = Intake(Tenants(wiring.tenant_keys(settings)), keyring, process, keyed, via)
     feed = None
-    if log_socket:
+    if settings.log.enabled:
         feed = RequestFeed(
-            log_socket, process, secret, log.event, worker=slot, identity_of=upstreams.identity_of
+            str(config.log_socket(settings, config.environment())),
+            process,
+            secret,
+            log.event,
+            worker=host.slot,
+            identity_of=upstreams.identity_of,
         )
 
     def on_bug(bug: Exception) -> None:

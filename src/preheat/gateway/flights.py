@@ -147,9 +147,10 @@ class Flight:
         self._release_pace()
 
     def _cancel_if_alone(self) -> None:
-        """Nobody listens any more (a refresh, which nobody listened to, isn't asked). At once, not when the task gets to it: nobody may join what is
-        being cancelled."""
-        if not self.listeners and self.task is not None and not self._is_ended:
+        """Nobody listens any more. At once, not when the task gets to it: nobody may join what is
+        being cancelled. A refresh goes on, while its answer can be kept."""
+        is_wanted = bool(self.listeners) or (self.source is not None and not self.unstorable)
+        if not is_wanted and self.task is not None and not self._is_ended:
             self._is_ended = True
             self._tower.on_failure(self, None)
             self.task.cancel()
@@ -204,10 +205,10 @@ class Flight:
         self.refusal = openai.RefusedAnswer(self._content_type, body)
         self._tower.on_failure(self, None)
         for listener in tuple(self.listeners):
+            if status in _FAILING and self._stand_in(listener):
+                continue
             if not listener.is_leader and self.generation == 0:
                 self._orphan(listener)
-            elif status in _FAILING and self._stand_in(listener):
-                continue
             elif self._fallback and status in _DOWN:
                 self._tell_failure(listener, EngineError("the engine is down", kind="connect"))
             else:

@@ -1,7 +1,7 @@
 """The heads of answers: status lines, RFC 9211's Cache-Status, and our X-Preheat-* headers."""
 
 from http import HTTPStatus
-from math import ceil
+from math import ceil, floor
 from typing import Final
 
 from preheat.core.types import RequestId
@@ -40,7 +40,7 @@ def hit(
     return (
         b'%b%bCache-Status: preheat; hit; ttl=%d; key="%b"; detail=%b\r\n'
         b"Age: %d\r\nX-Preheat-Layer: exact\r\nX-Preheat-Request: %b\r\n"
-        % (_LINES[status], content_type, ttl_s, label, detail, age_s, request_id)
+        % (_LINES[status], content_type, floor(ttl_s), label, detail, age_s, request_id)
     )
 
 

@@ -27,10 +27,11 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
 class Host(Protocol):
     """The other workers of this machine, seen from one.
 
-    `name` is random and the same in all of them.
+    `name` is random and the same in all of them; `slot` is this one's number.
     """
 
     name: str
+    slot: int
 
     async def snapshots(self) -> Snapshot:
         """What all workers counted, the dead ones included."""
@@ -63,6 +64,7 @@ class Alone:
 
     def __init__(self) -> None:
         self.name = secrets.token_hex(4)
+        self.slot = 0
         self.gateway: OneProcess | None = None
 
     async def snapshots(self) -> Snapshot:

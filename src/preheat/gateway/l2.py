@@ -25,6 +25,7 @@ _RENEW_S: Final = 1.0
 _NEWS_S: Final = 0.25
 _PUBLISH_S: Final = 2.0
 _PUT_S: Final = 5.0
+_CATCH_UP_S: Final = 5.0  # a long record of invalidations, which nobody waits for
 _CALL_S: Final = 0.2  # stores bound their calls more tightly; this is for one that doesn't
 
 
@@ -55,8 +56,10 @@ class L2:
         self._counters = counters
         self._log = log
         self._timeout_s = timeout_s
+        self._call_s = max(_CALL_S, 2 * timeout_s)
         self._queue_bytes = queue_bytes
         self._queued_bytes = 0
+        self._torn = 0
         self._clock = clock
         self._on_bug = on_bug
         self._seen = Epoch()
@@ -68,16 +71,17 @@ class L2:
     async def start(self) -> None:
         """Open the store. Raises ConfigError."""
         await self._store.start()
-        await self._read_news()
+        await self._read_news(_CALL_S)
         self._keeping = asyncio.get_running_loop().create_task(self._keep_in_step())
 
     async def aclose(self) -> None:
         """Let go of leases and close the store, once what was put has arrived."""
         if self._keeping is not None:
             self._keeping.cancel()
+            await asyncio.wait({self._keeping})
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=1.0)
-        if self._leased:
+        if self._leased and self.is_up:
             await self._guarded(self._store.release(tuple(self._leased)))
         await self._store.aclose()
 
@@ -105,15 +109,16 @@ class L2:
         if took_s > self._timeout_s:
             self._failed(StoreError("a read took too long", kind="slow"))
         else:
-            self._breaker.succeeded()
+            self._succeeded()
         return self._decoded(keys, values, now)
 
-    async def look(self, keys: Sequence[Key]) -> list[Entry]:
-        """What there is of these, as far as the store tells in time."""
+    async def look(self, keys: Sequence[Key], *, is_again: bool = False) -> list[Entry]:
+        """What there is of these, as far as the store tells in time. `is_again`: this request has
+        looked before, so that nothing found is no second miss."""
         if not self.is_up:
             return []
         values = await self._guarded(self._store.get(keys))
-        return self._decoded(keys, values, self._clock()) if values else []
+        return self._decoded(keys, values, self._clock(), is_again=is_again) if values else []
 
     def keep(self, entry: Entry, *, is_leased: bool) -> None:
         """Write it, in a task of its own; others that wait for it are let go once they can read it."""
@@ -122,11 +127,12 @@ class L2:
             if is_leased:
                 self.release(entry.key)
             return
+        self._queued_bytes += entry.size_bytes
         self._own(self._put(entry, is_leased=is_leased))
 
     async def size(self) -> Size | None:
         """How full the store is, where it says so."""
-        return await self._guarded(self._store.size())
+        return await self._tried(self._store.size())
 
     # Who computes what.
 
@@ -138,7 +144,15 @@ class L2:
     async def claim(self, key: Key) -> bool | None:
         """Whether this process computes the answer for the key: False while another one does, None
         where nobody can tell."""
-        is_ours = await self._guarded(self._store.take(key, LEASE_S))
+        if key in self._leased:
+            return (
+                None  # for an answer that has been invalidated meanwhile: it isn't what is wanted
+            )
+        try:
+            is_ours = await self._guarded(self._store.take(key, LEASE_S))
+        except asyncio.CancelledError:
+            self.release(key)  # it may have been given just now
+            raise
         if is_ours:
             self._leased.add(key)
         return is_ours
@@ -162,9 +176,10 @@ class L2:
         """That invalidation was heard of before the board tells it."""
         self._applied.add(number)
 
-    async def _read_news(self) -> None:
-        """Invalidations of others: they hold at once, and L1 is swept in portions."""
-        news = await self._guarded(self._store.news(self._seen))
+    async def _read_news(self, limit_s: float) -> None:
+        """Invalidations of others: they hold at once, and L1 is swept in portions. Also the probe
+        that closes the breaker."""
+        news = await self._guarded(self._store.news(self._seen), limit_s, is_probe=True)
         if news is None or news.epoch == self._seen:
             return
         is_first = not self._seen.generation
@@ -188,10 +203,10 @@ class L2:
             await asyncio.sleep(_NEWS_S)
             try:
                 if self._breaker.allows(self._clock()):
-                    await self._read_news()
-                if self._leased and self._clock() - renewed_at >= _RENEW_S:
+                    await self._read_news(_CATCH_UP_S)
+                if self._leased and self.is_up and self._clock() - renewed_at >= _RENEW_S:
                     renewed_at = self._clock()
-                    await self._guarded(self._store.renew(tuple(self._leased), LEASE_S))
+                    await self._tried(self._store.renew(tuple(self._leased), LEASE_S))
             except Exception as bug:  # noqa: BLE001  one round that fails mustn't be the last one
                 self._on_bug(bug)
 
@@ -200,7 +215,6 @@ class L2:
     async def _put(self, entry: Entry, *, is_leased: bool) -> None:
         value = self._codec.encode(entry, _ahead_s(self._clock()))
         expires_at = time.time() + entry.ttl_s + self._controller.kept_s(entry)
-        self._queued_bytes += len(value)
         why_not = ""
         try:
             if self.is_up:
@@ -213,44 +227,75 @@ class L2:
         except TimeoutError:
             why_not = "timeout"
         finally:
-            self._queued_bytes -= len(value)
+            self._queued_bytes -= entry.size_bytes
         self._controller.on_stored(why_not)
         if is_leased:
             self._leased.discard(entry.key)
             await self._release(entry.key)
 
     async def _release(self, key: Key) -> None:
-        await self._guarded(self._store.release((key,)))
+        if self.is_up:  # else it ends by itself, soon
+            await self._guarded(self._store.release((key,)))
 
-    async def _guarded(self, call: Coroutine[Any, Any, T]) -> T | None:
-        """The call's result; None where it failed or took too long."""
+    async def _guarded(
+        self, call: Coroutine[Any, Any, T], limit_s: float = 0.0, *, is_probe: bool = False
+    ) -> T | None:
+        """The call's result; None where it failed or took too long. The breaker hears of it."""
         try:
-            async with asyncio.timeout(_CALL_S):
+            async with asyncio.timeout(limit_s or self._call_s):
                 result = await call
         except StoreError as error:
-            self._failed(error)
+            self._failed(error, is_probe=is_probe)
             return None
         except TimeoutError:
-            self._failed(StoreError("the store took too long", kind="timeout"))
+            self._failed(StoreError("the store took too long", kind="timeout"), is_probe=is_probe)
             return None
-        self._breaker.succeeded()
+        self._succeeded(is_probe=is_probe)
         return result
 
-    def _failed(self, error: StoreError) -> None:
+    async def _tried(self, call: Coroutine[Any, Any, T]) -> T | None:
+        """The same for what may take its time: how that goes says nothing of what requests wait
+        for."""
+        try:
+            async with asyncio.timeout(self._call_s):
+                return await call
+        except StoreError as error:
+            kind = error.kind
+        except TimeoutError:
+            kind = "timeout"
+        self._counters.bump(self._counters.l2, f"error-{kind}")
+        return None
+
+    def _succeeded(self, *, is_probe: bool = False) -> None:
+        if self.is_up or is_probe:
+            self._breaker.succeeded()
+
+    def _failed(self, error: StoreError, *, is_probe: bool = False) -> None:
         self._counters.bump(self._counters.l2, f"error-{error.kind}")
-        was_up = self.is_up
-        self._breaker.failed(self._clock())
-        if was_up and not self.is_up:
-            self._log.event("l2-failing", kind=error.kind, why=str(error))
+        if self.is_up:
+            self._breaker.failed(self._clock())
+            if not self.is_up:
+                self._log.event("l2-failing", kind=error.kind, why=str(error))
+        elif is_probe:  # others were under way when it opened, and mustn't put the next probe off
+            self._breaker.failed(self._clock())
 
     def _decoded(
-        self, keys: Sequence[Key], values: Sequence[bytes | None], now: float
+        self,
+        keys: Sequence[Key],
+        values: Sequence[bytes | None],
+        now: float,
+        *,
+        is_again: bool = False,
     ) -> list[Entry]:
         entries = []
         ahead_s = _ahead_s(now)
         for key, value in zip(keys, values, strict=True):
             if value is None:
-                self._counters.bump(self._counters.l2, "miss")
+                if self._torn < self._store.torn:
+                    self._torn += 1
+                    self._counters.bump(self._counters.l2, "torn")
+                elif not is_again:
+                    self._counters.bump(self._counters.l2, "miss")
                 continue
             try:
                 entries.append(self._codec.decode(key, value, ahead_s, now))

@@ -6,10 +6,11 @@ free again, or their patience is at its end.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from preheat.core.types import Entry, Hit, Key, Look, Request
+from preheat.gateway import heads
 from preheat.gateway.l2 import L2
 from preheat.gateway.listeners import Listener
 
@@ -19,6 +20,9 @@ _LONGEST_PAUSE_S: Final = 0.05
 
 class Seeker(Protocol):
     """Whom a look-up tells what it found."""
+
+    def is_found(self, lookup: "Lookup", entries: list[Entry]) -> bool:
+        """Whether what was looked for is among these."""
 
     def on_looked(self, lookup: "Lookup", entries: list[Entry]) -> None:
         """It is over; `lookup.is_leased` says whether this process holds the lease."""
@@ -31,8 +35,8 @@ class Seeker(Protocol):
 
 
 class Lookup:
-    """One look, led by one request. `refreshed` is the hit that it shall replace, if any: then
-    nobody waits, and it doesn't wait for its turn either."""
+    """One look, led by one request. `refreshed` is the hit that it shall replace, if any; then
+    nobody need wait. `first` is what a look that took no waiting found, and which wasn't enough."""
 
     def __init__(
         self,
@@ -45,6 +49,7 @@ class Lookup:
         clock: Callable[[], float],
         generation: int = 0,
         refreshed: Hit | None = None,
+        first: list[Entry] | None = None,
     ) -> None:
         self.request = request
         self.generation = generation
@@ -53,6 +58,7 @@ class Lookup:
         self.source: Listener | None = None  # of a refresh: whose request is asked anew
         self.listeners: list[Listener] = []
         self.task: asyncio.Task[None] | None = None
+        self._first = first
         self._look = look
         self._l2 = l2
         self._seeker = seeker
@@ -81,12 +87,18 @@ class Lookup:
         self._is_over = True
         for listener in self.listeners:
             listener.exchange.on_gone = None
-        self._seeker.on_looked(self, entries)
+        try:
+            self._seeker.on_looked(self, entries)
+        except Exception as bug:  # noqa: BLE001  the edge of a request: nobody waits for ever
+            self._seeker.on_bug(bug)
+            for listener in self.listeners:
+                if not listener.exchange.is_started:
+                    listener.exchange.reply(*heads.internal_error(listener.request.id))
 
     async def _entries(self) -> list[Entry]:
         keys = self._look.keys
-        entries = await self._l2.look(keys)
-        if not self._look.joinable or self._has_live(entries):
+        entries = await self._l2.look(keys) if self._first is None else self._first
+        if not self._look.joinable or self._seeker.is_found(self, entries):
             return entries
         until = self._clock() + self._patience_s
         pause_s = _FIRST_PAUSE_S
@@ -95,24 +107,21 @@ class Lookup:
             if is_ours:
                 # Whoever held it before has perhaps just written what we want.
                 self.is_leased = True
-                return await self._l2.look(keys) or entries
-            if is_ours is None or self.refreshed is not None:
+                return await self._l2.look(keys, is_again=True) or entries
+            if is_ours is None:
                 break
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
-            entries = await self._l2.look(keys)
-            if self._has_live(entries):
+            entries = await self._l2.look(keys, is_again=True)
+            if self._seeker.is_found(self, entries):
                 break
         return entries
-
-    def _has_live(self, entries: Iterable[Entry]) -> bool:
-        now = self._clock()
-        return any(now - entry.stored_at < entry.ttl_s for entry in entries)
 
     def _leave(self, listener: Listener) -> None:
         self.listeners.remove(listener)
         listener.exchange.on_gone = None
-        if not self.listeners and self.task is not None and not self._is_over:
+        is_wanted = bool(self.listeners) or self.refreshed is not None
+        if not is_wanted and self.task is not None and not self._is_over:
             self._abandon()
             self.task.cancel()
 

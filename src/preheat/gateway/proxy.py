@@ -97,9 +97,10 @@ class Proxy:
         match decision:
             case Hit():
                 self._send_hit(listener, decision, now)
-            case Refresh(hit, reason):
+            case Refresh(hit, reason, is_due):
                 self._send_hit(listener, hit, now, "exact" if reason == "early" else reason)
-                self._refresh(listener, hit)
+                if is_due:
+                    self._refresh(listener, hit)
             case Look():
                 self._look(listener, decision, generation)
             case Join(leader):
@@ -133,11 +134,13 @@ class Proxy:
         l2, request = self._l2, listener.request
         assert l2 is not None, "the controller looks only where there is an L2"
         entries = l2.look_now(look.keys)
-        is_done = entries is not None and (bool(entries) or not (look.joinable and l2.has_company))
-        if entries is not None and is_done:
+        if entries is not None and (
+            not (look.joinable and l2.has_company)
+            or self._controller.is_found(request, entries, self._clock())
+        ):
             self._act_on_found(listener, entries, generation)
             return
-        lookup = self._lookup(request, look, l2, generation)
+        lookup = self._lookup(request, look, l2, generation, first=entries)
         lookup.add(listener, is_leader=True)
         self.departures.launch(lookup)
 
@@ -162,7 +165,13 @@ class Proxy:
         self.departures.launch(lookup)
 
     def _lookup(
-        self, request: Request, look: Look, l2: L2, generation: int, refreshed: Hit | None = None
+        self,
+        request: Request,
+        look: Look,
+        l2: L2,
+        generation: int,
+        refreshed: Hit | None = None,
+        first: list[Entry] | None = None,
     ) -> Lookup:
         return Lookup(
             request,
@@ -173,6 +182,7 @@ class Proxy:
             clock=self._clock,
             generation=generation,
             refreshed=refreshed,
+            first=first,
         )
 
     def _forward(
@@ -230,20 +240,18 @@ class Proxy:
         name = openai.DIALECTS[exchange.path].id_prefix + request.id
         return Listener(exchange, request, name, "", now)
 
-    # What a look-up tells.
+    # What a look-up asks and tells.
+
+    def is_found(self, lookup: Lookup, entries: list[Entry]) -> bool:
+        """Whether what was looked for is among these."""
+        return self._controller.is_found(lookup.request, entries, self._clock(), lookup.refreshed)
 
     def on_looked(self, lookup: Lookup, entries: list[Entry]) -> None:
         """Go on with what it found, for all who wait for it."""
         self.departures.close(lookup)
         now, request = self._clock(), lookup.request
         if lookup.refreshed is not None:
-            forward = self._controller.on_refresh(request, lookup.refreshed, entries, now)
-            if forward is not None and lookup.source is not None:
-                self._forward(
-                    lookup.source, forward, 0, is_leased=lookup.is_leased, is_background=True
-                )
-            else:
-                self._give_up_lease(lookup)
+            self._refreshed(lookup, lookup.refreshed, entries, now)
             return
         decision = self._controller.on_found(request, entries, now)
         if isinstance(decision, Forward):
@@ -262,6 +270,21 @@ class Proxy:
                 self._send_hit(listener, decision, now, layer="l2")
             else:
                 self._act(listener, decision, generation=lookup.generation)
+
+    def _refreshed(self, lookup: Lookup, hit: Hit, entries: list[Entry], now: float) -> None:
+        """Ask anew, unless another process has or does; some may wait for that meanwhile."""
+        forward = self._controller.on_refresh(lookup.request, hit, entries, now)
+        if forward is not None and lookup.source is not None:
+            flight = self._forward(
+                lookup.source, forward, 0, is_leased=lookup.is_leased, is_background=True
+            )
+            for listener in lookup.listeners:
+                flight.add(listener)
+            return
+        self._give_up_lease(lookup)
+        for listener in lookup.listeners:
+            decision = self._controller.on_miss(listener.request, now)
+            self._act(listener, decision, generation=lookup.generation)
 
     def on_abandoned(self, lookup: Lookup) -> None:
         """Everybody who waited for it has left."""

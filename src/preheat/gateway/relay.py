@@ -17,7 +17,6 @@ from preheat.gateway.intake import Intake
 from preheat.gateway.upstreams import (
     Upstreams,
     header_of,
-    passed_request_headers,
     passed_response_headers,
 )
 from preheat.telemetry.logs import Log
@@ -98,7 +97,7 @@ class Relay:
         path = path.removeprefix(b"/v1")
         if exchange.query:
             path += b"?" + exchange.query
-        headers = passed_request_headers(exchange.headers)
+        headers = self._upstreams.passed_headers(exchange.headers)
         response = await engine.send(exchange.method, path, headers, body)
         try:
             lines = heads.forwarded(

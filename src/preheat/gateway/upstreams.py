@@ -1,6 +1,5 @@
 """Which engine answers for which model, and what goes to it."""
 
-import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
@@ -32,8 +31,6 @@ _HOP_BY_HOP: Final = frozenset(
     }
 )
 _OURS: Final = frozenset({b"host", b"authorization", b"x-api-key", b"accept-encoding"})
-VIA: Final = b"1.1 preheat-%b" % secrets.token_hex(4).encode()
-"""Names this process on every request it sends, so that it knows one that came back to it."""
 _PLAIN: Final = (
     b"content-type",
     b"accept",
@@ -47,9 +44,14 @@ _KEYED: Final = tuple(name.encode() for name in KEYED_HEADERS)
 
 
 class Upstreams:
-    """Which engine answers for which model, from a table that can be changed in one step."""
+    """Which engine answers for which model, from a table that can be changed in one step.
 
-    def __init__(self, table: Table) -> None:
+    `via` names this host's workers on every request they send, so that they know one that came
+    back.
+    """
+
+    def __init__(self, table: Table, via: bytes) -> None:
+        self._via = via
         self.change(table)
 
     def change(self, table: Table) -> None:
@@ -102,7 +104,23 @@ class Upstreams:
         """What goes upstream with a cacheable request: what the key holds, and what can't matter."""
         names = (*_PLAIN, *_KEYED, *self._forward_headers.get(engine.name, ()))
         sent = [(name, headers[name]) for name in dict.fromkeys(names) if name in headers]
-        return [*sent, (b"accept-encoding", b"identity"), _via(headers)]
+        return [*sent, (b"accept-encoding", b"identity"), self._passed_via(headers)]
+
+    def passed_headers(self, headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+        """What goes upstream with a request that is passed through: all but what ends here."""
+        dropped = _listed(headers.get(b"connection", b"")) | {b"via"}
+        return [self._passed_via(headers)] + [
+            (name, value)
+            for name, value in headers.items()
+            if name not in _HOP_BY_HOP
+            and name not in _OURS
+            and name not in dropped
+            and not name.startswith(b"x-preheat-")
+        ]
+
+    def _passed_via(self, headers: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
+        came = headers.get(b"via")
+        return b"via", b"%b, %b" % (came, self._via) if came else self._via
 
     @property
     def is_ready(self) -> bool:
@@ -114,26 +132,8 @@ class Upstreams:
         return [state for engine in self.engines.values() for state in engine.workers()]
 
 
-def _via(headers: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
-    came = headers.get(b"via")
-    return b"via", b"%b, %b" % (came, VIA) if came else VIA
-
-
 def _with_usage(options: bytes) -> bytes:
     return set_field(options, "include_usage", b"true")
-
-
-def passed_request_headers(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-    """What goes upstream with a request that is passed through: all but what ends here."""
-    dropped = _listed(headers.get(b"connection", b"")) | {b"via"}
-    return [_via(headers)] + [
-        (name, value)
-        for name, value in headers.items()
-        if name not in _HOP_BY_HOP
-        and name not in _OURS
-        and name not in dropped
-        and not name.startswith(b"x-preheat-")
-    ]
 
 
 def passed_response_headers(response: Response) -> bytes:

@@ -37,6 +37,9 @@ _TICK_S: Final = 0.25
 _SPOOL_BYTES: Final = 33_554_432
 _MOST_WAITING_ROWS: Final = 65_536
 _LAST_WORDS_S: Final = 10.0
+"""When its owner is gone, workers may still be answering their last requests."""
+
+_LAST_READ_S: Final = 2.0
 _LAST_WORK_S: Final = 5.0
 _RETAIN_ROOM_S: Final = 5.0
 _HELLO: Final = msgspec.msgpack.Decoder(journal.Hello)
@@ -48,7 +51,7 @@ class LogProcess:
     def __init__(self, archive: Archive, roll_s: float, on_event: Event, spool_bytes: int) -> None:
         self.recorder = Recorder()
         self.listeners: dict[Voice, Listener] = {}
-        self.stopping = asyncio.Event()
+        self.connections: set[Listener] = set()
         self._archive = archive
         self._roll_s = roll_s
         self._on_event = on_event
@@ -60,26 +63,29 @@ class LogProcess:
         self._is_losing = False
         self._lost_rows = 0
         self._last_at = float("inf")
+        self._woken = asyncio.Event()
 
     async def run(self, listening: socket.socket) -> None:
-        """Until `stopping` is set."""
+        """Until it is told to stop."""
         loop = asyncio.get_running_loop()
         server = await loop.create_unix_server(lambda: Listener(self), sock=listening)
         try:
-            while not self.stopping.is_set() and not self._is_done():
+            while not self._is_done():
                 self.write()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.stopping.wait(), _TICK_S)
+                    await asyncio.wait_for(self._woken.wait(), _TICK_S)
+                self._woken.clear()
         finally:
             server.close()
             self.write()
             self._roll()
-            for listener in tuple(self.listeners.values()):
-                listener.close()
+            for connection in tuple(self.connections):
+                connection.close()
 
-    def orphan(self) -> None:
-        """Nobody is left to tell this process to end: it does so with the last worker."""
-        self._last_at = time.monotonic() + _LAST_WORDS_S
+    def stop(self, within_s: float) -> None:
+        """End when all that workers have sent was read, which is when they are gone."""
+        self._last_at = min(self._last_at, time.monotonic() + within_s)
+        self._woken.set()
 
     def refuse(self) -> None:
         """A connection that doesn't speak as workers do was closed."""
@@ -97,8 +103,9 @@ class LogProcess:
             self._roll()
 
     def _is_done(self) -> bool:
-        now = time.monotonic()
-        return now >= self._last_at or (self._last_at < float("inf") and not self.listeners)
+        if self._last_at == float("inf"):
+            return False
+        return not self.connections or time.monotonic() >= self._last_at
 
     def _write(self, now: float) -> None:
         batch, rows = self.recorder.take()
@@ -115,13 +122,14 @@ class LogProcess:
         except OSError as error:
             self._lose(rows, os.strerror(error.errno or 0))
             return
+        self.recorder.keep()
         if self._is_losing:
             self._is_losing = False
             self._on_event("request_log_written_again", lost_rows=self._lost_rows)
 
     def _lose(self, rows: dict[Voice, int], reason: str) -> None:
         """The disk is full or worse: these rows are gone, the next may not be."""
-        self.recorder.forget()
+        self.recorder.lose()
         for voice, count in rows.items():
             self._lost_rows += count
             if voice in self.listeners:
@@ -135,7 +143,7 @@ class LogProcess:
             self._spool.close()
             self._archive.compact(self._spool.path)
             self._spool = None
-            self.recorder.forget()
+            self.recorder.begin()
 
 
 class Listener(asyncio.Protocol):
@@ -148,6 +156,7 @@ class Listener(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._process.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -159,6 +168,7 @@ class Listener(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, _exc: Exception | None) -> None:
+        self._process.connections.discard(self)
         if self._voice is not None:
             self._process.recorder.leave(self._voice)
             self._process.listeners.pop(self._voice, None)
@@ -207,13 +217,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _serve(options: argparse.Namespace, archive: Archive, log: Log) -> None:
     process = LogProcess(archive, options.roll_s, log.event, options.spool_bytes)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, process.stopping.set)
+    loop.add_signal_handler(signal.SIGTERM, process.stop, _LAST_READ_S)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # a terminal's is for the supervisor
     if options.lifeline_fd is not None:
 
         def end() -> None:
             loop.remove_reader(options.lifeline_fd)
-            process.orphan()
+            process.stop(_LAST_WORDS_S)
 
         loop.add_reader(options.lifeline_fd, end)
     await process.run(_listening(options))

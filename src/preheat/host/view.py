@@ -24,11 +24,12 @@ class HostView:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.name = ""
+        self.slot = 0
         self.engines: dict[str, Address | None] = {}
 
     def begin(self, start: messages.Start) -> None:
         """Take over what the supervisor tells at the start."""
-        self.name, self.engines = start.name, start.engines
+        self.name, self.slot, self.engines = start.name, start.slot, start.engines
 
     async def snapshots(self) -> Snapshot:
         """What all workers counted, the dead ones included."""

@@ -47,6 +47,9 @@ class Store(Protocol):
     is_shared: bool
     """Whether processes of other hosts use it too."""
 
+    torn: int
+    """How many values weren't what had been put, and were answered as if they weren't there."""
+
     async def start(self) -> None:
         """Open it. An unreachable server isn't an error here; wrong settings are a ConfigError."""
 
@@ -74,7 +77,7 @@ class Store(Protocol):
         can be known."""
 
     async def renew(self, keys: Sequence[Key], lease_s: float) -> None:
-        """This process is still at it."""
+        """Keep the leases: this process is still at it."""
 
     async def release(self, keys: Sequence[Key]) -> None:
         """Others may compute them now; other holders' leases stay."""

@@ -105,6 +105,7 @@ class Redis:
 
     is_immediate = False
     is_shared = True
+    torn = 0  # it keeps no check sums: the codec's digest tells
 
     def __init__(
         self,

@@ -132,8 +132,13 @@ class RequestFeed:
     ) -> None:
         """A stored answer of which more is to be said, e.g. that it was stale. The row's status
         and lengths are those of the answer."""
-        if request.ask.ref < self._base and not self._is_full():
-            request.ask.ref = self._describe(request, source, _facts_of(hit))
+        ask = request.ask
+        if self._is_full():
+            pass  # dropped and counted below
+        elif ask.ref < self._base:
+            ask.ref = self._describe(request, source, _facts_of(hit))
+        elif row.detail != "exact":  # it may be another answer than the last one
+            self._renew(ask.ref, _facts_of(hit))
         self.row(number, request, source, row, now, duration_s)
 
     def row(
@@ -156,7 +161,7 @@ class RequestFeed:
         if ask.ref < self._base:
             ask.ref = self._describe(request, source, _facts(row))
         elif row.answer_bytes != journal.AS_STORED and row.status in _KEPT_STATUSES:
-            self._say(journal.STORED, journal.STORED_HEAD.pack(ask.ref), _facts(row))
+            self._renew(ask.ref, _facts(row))
         self._say_row(number, ask.ref, row, now, duration_s)
 
     def refusal(
@@ -212,6 +217,10 @@ class RequestFeed:
         self._say(journal.ASK, journal.ASK_HEAD.pack(ref, len(said)), facts, said, blocks)
         self._ask_bytes += len(said) + len(blocks)
         return ref
+
+    def _renew(self, ref: int, facts: bytes) -> None:
+        self._pack_hits()  # of the answer that was kept before
+        self._say(journal.STORED, journal.STORED_HEAD.pack(ref), facts)
 
     def _say_row(
         self, number: int, ref: int, row: journal.Row, now: float, duration_s: float
@@ -353,7 +362,9 @@ class _Link(asyncio.Protocol):
 
 
 def _to_wall_s() -> float:
-    return time.time() - time.monotonic()
+    """What to add to `time.monotonic()`. Another process may run between the two clocks: the
+    largest of a few is the least disturbed."""
+    return max(time.time() - time.monotonic() for _ in range(3))
 
 
 def _facts(row: journal.Row) -> bytes:

@@ -160,11 +160,15 @@ class Voice:
 
 
 class Recorder:
-    """Turns what workers say into batches of a spool."""
+    """Turns what workers say into batches of a spool.
+
+    Whoever takes a batch says before anything else is heard whether to `keep` or to `lose` it.
+    """
 
     def __init__(self) -> None:
         self._voices: set[Voice] = set()
         self._asks = self._processes = 0
+        self._in_file = (0, 0)
         self._known: dict[bytes, int] = {}
         self._records: list[tuple[int, int, int, int, float, bytes]] = []
         self._hits: list[_Columns] = []
@@ -225,8 +229,22 @@ class Recorder:
         self._records, self._hits, self._rows, self.waiting_rows = [], [], {}, 0
         return batch, rows
 
-    def forget(self) -> None:
-        """A new file begins, or some batch never reached this one."""
+    def keep(self) -> None:
+        """What was taken is in the file."""
+        self._in_file = (self._asks, self._processes)
+
+    def lose(self) -> None:
+        """What was taken isn't in the file, and never will be."""
+        self._asks, self._processes = self._in_file
+        self._forget()
+
+    def begin(self) -> None:
+        """A new file begins."""
+        self._asks = self._processes = 0
+        self._in_file = (0, 0)
+        self._forget()
+
+    def _forget(self) -> None:
         self._known.clear()
         for voice in self._voices:
             voice.forget()

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from benchmarks import crash, entry_memory, hit_path, miss_path, soak, stampede
+from benchmarks import crash, entry_memory, hit_path, miss_path, request_log, soak, stampede
 from benchmarks.report import BenchmarkError, Progress, Result, figures_table, machine
 
 
@@ -32,6 +32,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "entry_memory": entry_memory,
     "hit_path": hit_path,
     "miss_path": miss_path,
+    "request_log": request_log,
     "soak": soak,
     "stampede": stampede,
 }

@@ -313,7 +313,7 @@ def test_who_wants_it_fresher_than_the_one_being_refreshed_waits_for_the_new_one
         fake.script(delay_s=0.5)
         # One worker refreshes; at the other, whose refresh waits for it, somebody waits too.
         assert [ask(client, body, ttl).cache for client in (here, there)] == ["hit", "hit"]
-        answers = at_once([here, there], [post(body, headers="Cache-Control: max-age=0\r\n")] * 2)
+        answers = at_once([here, there], [post(body, headers="Cache-Control: max-age=1\r\n")] * 2)
         assert said(answers) == {"A2"}
         assert fake.calls == 2
 

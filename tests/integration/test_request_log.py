@@ -366,7 +366,7 @@ async def test_a_killed_log_process_takes_at_most_a_second_along(log: Log) -> No
                 restarting = asyncio.create_task(asyncio.to_thread(log.start))
             await asyncio.sleep(0.015)
         await restarting
-        await soon(lambda: worker.events[-2:] == ["request_log_away", "request_log_back"])
+        await soon(lambda: worker.events[-2:] == ["request-log-away", "request-log-back"])
     log.stop()
     found = check(log, worker.told)
     lost = worker.told.keys() - found.keys()
@@ -460,7 +460,7 @@ async def test_a_torn_spool_is_read_up_to_where_it_is_torn(log: Log) -> None:
     log.start()
     until(log.parquets)
     log.stop()
-    assert "request_log_torn" in log.events()
+    assert "request-log-torn" in log.events()
     assert len(check(log, worker.told)) == 3
 
 
@@ -517,7 +517,7 @@ async def test_old_files_go_but_not_those_that_are_read(tmp_path: Path) -> None:
             await soon(lambda: not first.exists())
             await soon(lambda: sum(path.stat().st_size for path in log.parquets()) <= 30_000)
         assert log.requests()
-        assert "request_log_deleted" in log.events()
+        assert "request-log-deleted" in log.events()
 
 
 @pytest.mark.asyncio
@@ -569,12 +569,12 @@ async def test_while_nobody_reads_rows_wait_up_to_a_bound_and_are_counted(tmp_pa
             worker.miss(turn % 100)
             worker.hit(turn % 100)
         await asyncio.sleep(0.5)
-        assert worker.events == ["request_log_away"]
+        assert worker.events == ["request-log-away"]
         dropped = worker.feed.dropped
         assert 0 < dropped < 2_000
         assert len(worker.feed._waiting) < 40_000
         await asyncio.to_thread(log.start)
-        await soon(lambda: "request_log_back" in worker.events)
+        await soon(lambda: "request-log-back" in worker.events)
         last = worker.hit(0)
     log.stop()
     found = check(log, worker.told)
@@ -602,8 +602,8 @@ async def test_a_full_disk_drops_rows_counts_them_and_goes_on(log: Log) -> None:
     assert lost not in found
     assert found.keys() == {before, *after}
     assert [name for name in log.events() if "lost" in name or "again" in name] == [
-        "request_log_lost",
-        "request_log_written_again",
+        "request-log-lost",
+        "request-log-written-again",
     ]
 
 

@@ -105,11 +105,11 @@ class Archive:
             self._compact(path)
         except OSError as error:
             self._on_event(
-                "request_log_not_compacted", file=path.name, reason=os.strerror(error.errno or 0)
+                "request-log-not-compacted", file=path.name, reason=os.strerror(error.errno or 0)
             )
             return False
         except Exception as bug:  # noqa: BLE001  a spool nobody can read must not stop the others
-            self._on_event("request_log_damaged", file=path.name, type=type(bug).__name__)
+            self._on_event("request-log-damaged", file=path.name, type=type(bug).__name__)
             with contextlib.suppress(OSError):
                 path.replace(path.with_suffix(".damaged"))
         return True
@@ -117,13 +117,13 @@ class Archive:
     def _compact(self, path: Path) -> None:
         batches, is_torn = spool.read(path)
         if is_torn:
-            self._on_event("request_log_torn", file=path.name)
+            self._on_event("request-log-torn", file=path.name)
         expansion = Expansion(batches)
         if expansion.rows:
             target = self._folder / own.name_of(expansion)
             own.write(expansion, target, path.name)
             self._on_event(
-                "request_log_compacted",
+                "request-log-compacted",
                 file=target.name,
                 rows=expansion.rows,
                 spool_bytes=_size(path),
@@ -144,7 +144,7 @@ class Archive:
                 is_old = now - path.stat().st_mtime > self._days * _SECONDS_A_DAY
                 if (is_old or total > self._budget_bytes) and _delete(path):
                     total -= sizes[path]
-                    self._on_event("request_log_deleted", file=path.name)
+                    self._on_event("request-log-deleted", file=path.name)
 
 
 def _delete(path: Path) -> bool:

@@ -89,7 +89,7 @@ class LogProcess:
 
     def refuse(self) -> None:
         """A connection that doesn't speak as workers do was closed."""
-        self._on_event("request_log_protocol")
+        self._on_event("request-log-protocol")
 
     def write(self) -> None:
         """Put what was heard into the spool; begin a new one where it is time."""
@@ -125,7 +125,7 @@ class LogProcess:
         self.recorder.keep()
         if self._is_losing:
             self._is_losing = False
-            self._on_event("request_log_written_again", lost_rows=self._lost_rows)
+            self._on_event("request-log-written-again", lost_rows=self._lost_rows)
 
     def _lose(self, rows: dict[Voice, int], reason: str) -> None:
         """The disk is full or worse: these rows are gone, the next may not be."""
@@ -136,7 +136,7 @@ class LogProcess:
                 self.listeners[voice].tell_lost(count)
         if not self._is_losing:
             self._is_losing = True
-            self._on_event("request_log_lost", rows=sum(rows.values()), reason=reason)
+            self._on_event("request-log-lost", rows=sum(rows.values()), reason=reason)
 
     def _roll(self) -> None:
         if self._spool is not None:
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.exit(f"another process writes the request log in {options.folder}")
     except OSError as error:
         sys.exit(f"the request log can't be in {options.folder}: {error.strerror}")
-    log.event("request_log_started", spools_left=archive.start())
+    log.event("request-log-started", spools_left=archive.start())
     asyncio.run(_serve(options, archive, log))
     archive.close(_LAST_WORK_S)
     log.close()

@@ -134,11 +134,13 @@ class Supervisor:
                 (check_reload if is_reload else check_restart)(pool.settings, settings)
                 await (pool.reload if is_reload else pool.roll)(settings)
             except ConfigError as error:
-                self._log.event(f"{what}-refused", why=str(error))
+                self._log.event(
+                    "reload-refused" if is_reload else "restart-refused", why=str(error)
+                )
             except Exception as bug:  # noqa: BLE001  the next one may go better
                 self._log.event("bug", type=type(bug).__name__, where=what)
             else:
-                self._log.event(f"{what}ed")
+                self._log.event("reloaded" if is_reload else "restarted")
 
     def _on_engines(self) -> None:
         self._common.engines = self._engines.addresses()

@@ -288,13 +288,13 @@ class RequestFeed:
         except OSError:  # TimeoutError is one
             if not self._is_away:
                 self._is_away = True
-                self._on_event("request_log_away")
+                self._on_event("request-log-away")
             return
         self._link = link
         link.write(self._hello)
         if self._is_away:
             self._is_away = False
-            self._on_event("request_log_back")
+            self._on_event("request-log-back")
 
     def on_lost(self) -> None:
         """The log process is gone, and with it all that it was told of asks."""
@@ -306,7 +306,7 @@ class RequestFeed:
         self._base = self._next
         if not self._is_away and not self._closing.is_set():
             self._is_away = True
-            self._on_event("request_log_away")
+            self._on_event("request-log-away")
 
     def _on_told(self, lost_rows: int) -> None:
         self.dropped += lost_rows

@@ -115,10 +115,12 @@ def weights_of(name: str, engine: EngineSettings) -> Path:
 class Parts:
     """The objects that drivers share, made from the settings."""
 
-    def __init__(self, settings: Settings, log: Log) -> None:
+    def __init__(
+        self, settings: Settings, log: Log, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.settings = settings
         self.log = log
-        self.clock = time.monotonic
+        self.clock = clock
         self.ledger = Ledger(prices(settings))
         self.counters = Counters()
         self.inventory = Inventory(

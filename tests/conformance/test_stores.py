@@ -72,6 +72,15 @@ async def test_a_value_comes_back_as_it_was_put(site: Site, size: int) -> None:
             assert store.get_now([key_of(1)]) == [value]
 
 
+async def test_many_are_put_at_once_and_each_is_told_why_it_is_not_kept(site: Site) -> None:
+    async with site.opened() as store:
+        await store.put(key_of(1), b"old", later())
+        items = [(key_of(number), b"value %d" % number, later()) for number in range(200)]
+        assert await store.put_many(items) == [""] * 200
+        assert await store.get([key for key, _, _ in items]) == [value for _, value, _ in items]
+        assert await store.put_many([]) == []
+
+
 async def test_values_come_in_the_order_of_the_keys(site: Site) -> None:
     async with site.opened() as store:
         await store.put(key_of(1), b"one", later())

@@ -113,7 +113,9 @@ def key_of(reply: Reply) -> bytes:
 
 
 def flights(gateway: Gateway) -> float:
-    match = re.search(r"^preheat_flights (\S+)$", gateway.get("/metrics").body.decode(), re.MULTILINE)
+    match = re.search(
+        r"^preheat_flights (\S+)$", gateway.get("/metrics").body.decode(), re.MULTILINE
+    )
     assert match is not None
     return float(match[1])
 

@@ -43,7 +43,7 @@ class Reference:
         log = Log(io.BytesIO())
         self._parts = wiring.Parts(chosen, log)
         self._diary = Diary(self._parts.controller)
-        upstreams = Upstreams(table_of(chosen, engines_of(chosen, log, Alone())))
+        upstreams = Upstreams(table_of(chosen, engines_of(chosen, log, Alone())), b"parity")
         self._keyring = wiring.keyring(chosen, wiring.secret(chosen), upstreams.identity_of)
         self._partition = self._keyring.partition(LOCAL_TENANT, PATH.decode(), "")
         self._asked = asked

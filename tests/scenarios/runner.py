@@ -18,7 +18,10 @@ is kept, each body is valid for its protocol, no exception's text shows in a bod
 and the engine was called once for each miss and bypass.
 """
 
+import contextlib
 import json
+import socket
+import statistics
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, TypeVar
@@ -27,6 +30,7 @@ import msgspec
 from stage import HERE, Play, Setup, Stage
 from volley import volley
 
+from comparison import Comparison
 from harness import Reply, chat
 from openai_shapes import CHAT, choices_of, finish_of, is_stream, text_of, usage_of
 
@@ -123,6 +127,7 @@ class Steps(_Scenario, frozen=True, kw_only=True):
     up_sse: list[Any] = []
     price: dict[str, Price] = {}
     hook: str = ""
+    fault: str = ""
     digest: str = ""
     also: list[str] | str = []
 
@@ -130,7 +135,8 @@ class Steps(_Scenario, frozen=True, kw_only=True):
         yield from super().words()
         for step in self.steps:
             yield "expect", step.expect, STEP_CHECKS
-            yield "cache", step.cache.split("-or-"), ("hit", "miss", "bypass")
+            yield "cache", step.cache.split("-or-"), ("hit", "hit (L1)", "miss", "bypass")
+        yield "fault", [self.fault], ("", "redis refuses connections")
         yield "hook", [self.hook], ["force_digest" if self.digest else ""]
         yield "also", self._also, ALSO
 
@@ -322,7 +328,34 @@ class Load(_Scenario, frozen=True, kw_only=True):
             LOAD_CHECKS[name](play, self, before_bytes, value)
 
 
-Scenario = Steps | RawSteps | Repeats | Storm | Stampede | Posts | Single | Load
+class Hang(_Scenario, frozen=True, kw_only=True):
+    """Something that the gateway depends on accepts connections and says nothing."""
+
+    base: dict[str, Any]
+    fault: str
+    expect: dict[str, Any]
+
+    def words(self) -> Words:
+        yield from super().words()
+        # There is no embedder yet: see LATER_IN_PART in test_response_cache.py.
+        yield "fault", [self.fault], ("tcp accept, no reply (redis; then embedder)",)
+        yield "expect", self.expect, HANG_CHECKS
+
+    def play(self, play: Play) -> None:
+        assert play.ask(self.path, self.base).status == self.expect["status"]
+        calls = play.calls
+        with play.beside(Setup(l2='kind = "off"')) as plain:
+            with Comparison(play.gateway, plain, clients=0) as comparison:
+                before_s = comparison.added_s(20)
+                assert not play.gateway.stats["l2"]["up"]
+                after_s = comparison.added_s(60)
+            assert comparison.failures == []
+        play.expect_calls(play.calls - calls)
+        for name, value in self.expect.items():
+            HANG_CHECKS[name](before_s, after_s, value)
+
+
+Scenario = Steps | RawSteps | Repeats | Storm | Stampede | Posts | Single | Load | Hang
 _KIND_OF_FIELD: Final[Mapping[str, type[Any]]] = {
     "steps": Steps,
     "raw_steps": RawSteps,
@@ -339,6 +372,8 @@ def read(line: str | Mapping[str, Any]) -> Scenario:
     """The scenario. Raises UnreadableError for whatever the runner doesn't understand."""
     said = json.loads(line) if isinstance(line, str) else line
     kinds = [kind for field, kind in _KIND_OF_FIELD.items() if field in said]
+    if not kinds and "fault" in said:
+        kinds = [Hang]
     if len(kinds) != 1:
         raise UnreadableError(f"it is to be sent in {len(kinds)} ways: {sorted(said)}")
     try:
@@ -395,7 +430,13 @@ def settings_of(scenario: Scenario) -> Setup:
     """What the scenario asks of the gateway, in our words."""
     lines = [SETTINGS[name](value) for name, value in scenario.cfg.items()]
     environment = {}
-    launcher = Setup().launcher
+    launcher, l2 = Setup().launcher, ""
+    if getattr(scenario, "fault", ""):
+        lines.append('exact.secret_env = "KEY_SECRET"')
+        environment["KEY_SECRET"] = "a secret that gateways on one Redis share"
+    if isinstance(scenario, Repeats) and scenario.across_processes:
+        lines.append("listen.workers = 2")
+        l2 = 'path = "{kept}"'
     if isinstance(scenario, Repeats):
         for name, count in scenario.with_header.items():
             namespace = _our_headers({name: count})["X-Preheat-Namespace"]
@@ -409,14 +450,29 @@ def settings_of(scenario: Scenario) -> Setup:
             environment[variable] = key
         if scenario.hook:
             launcher = (str(HERE / "colliding_keys.py"),)
-    return Setup("\n".join(lines), tuple(environment.items()), launcher)
+    return Setup("\n".join(lines), l2, tuple(environment.items()), launcher)
 
 
 def play(scenario: Scenario, stage: Stage) -> None:
     """Play it. Raises AssertionError where something isn't as expected."""
-    with stage.playing(settings_of(scenario)) as under_way:
-        scenario.script(under_way)
-        scenario.play(under_way)
+    setup = settings_of(scenario)
+    with _odd_redis(scenario) as url:
+        if url:
+            setup = msgspec.structs.replace(setup, l2=f'kind = "redis"\nurl = "{url}"')
+        with stage.playing(setup) as under_way:
+            scenario.script(under_way)
+            scenario.play(under_way)
+
+
+@contextlib.contextmanager
+def _odd_redis(scenario: Scenario) -> Iterator[str]:
+    """The address of a Redis with the scenario's fault; empty where it needs none."""
+    fault = getattr(scenario, "fault", "")
+    with socket.socket() as there:
+        there.bind(("127.0.0.1", 0))  # whose port nobody else takes, and which refuses
+        if isinstance(scenario, Hang):
+            there.listen(128)  # the kernel accepts, and nobody answers
+        yield f"redis://127.0.0.1:{there.getsockname()[1]}/0" if fault else ""
 
 
 # One step ------------------------------------------------------------------------------------
@@ -446,7 +502,7 @@ def _take_step(play: Play, scenario: Steps, step: Step) -> None:
         lines = [
             f'[models.{name}]\nalias = "{alias}"' for name, alias in step.admin.route_alias.items()
         ]
-        play.restart("\n".join(lines))
+        play.restart(Setup("\n".join(lines)))
     time.sleep(step.wait_s)
     headers = {**scenario.hdr, **step.hdr}
     if step.key:
@@ -455,7 +511,9 @@ def _take_step(play: Play, scenario: Steps, step: Step) -> None:
     base = scenario.base or chat(f"A question of {scenario.id}")
     reply = play.ask(scenario.path, merged(base, step.patch), headers)
     assert reply.status == step.status
-    assert reply.cache in step.cache.split("-or-"), reply.cache_status
+    assert reply.cache in step.cache.removesuffix(" (L1)").split("-or-"), reply.cache_status
+    if step.cache.endswith("(L1)"):
+        assert "exact/l2" not in play.gateway.stats["answers"]
     if step.content is not None:
         assert text_of(reply) == step.content
     if step.finish is not None:
@@ -816,4 +874,23 @@ LOAD_CHECKS: Final[Mapping[str, Callable[[Play, Load, int, Any], None]]] = {
     "l1_entries_max": _entries_at_most,
     "rss_growth_mb_max": _rss_growth_at_most,
     "expired_entries_swept_without_read": _swept,
+}
+
+
+def _added_latency_at_most(before_s: list[float], after_s: list[float], value: float) -> None:
+    assert max(before_s) <= value / 1_000
+
+
+def _after_breaker_at_most(before_s: list[float], after_s: list[float], value: float) -> None:
+    assert statistics.median(after_s) <= value / 1_000
+
+
+def _asserted_with_each_answer(before_s: list[float], after_s: list[float], value: int) -> None:
+    assert value == 200
+
+
+HANG_CHECKS: Final[Mapping[str, Callable[[list[float], list[float], Any], None]]] = {
+    "added_latency_ms_max": _added_latency_at_most,
+    "after_breaker_ms_max": _after_breaker_at_most,
+    "status": _asserted_with_each_answer,
 }

@@ -21,9 +21,11 @@ HERE: Final = Path(__file__).parent
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """How the gateway is started."""
+    """How the gateway is started. `l2` is its section of settings; in it {kept} is a folder of this
+    play's own."""
 
     toml: str = ""
+    l2: str = ""
     environment: tuple[tuple[str, str], ...] = ()
     launcher: tuple[str, ...] = ("-m", "preheat")
 
@@ -33,6 +35,7 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._plays = 0
         self.fake = Fake()
         self._usual = self.start(Setup())
 
@@ -42,6 +45,7 @@ class Stage:
 
     def gateway_for(self, setup: Setup) -> Gateway:
         """A gateway that is started like this and has nothing in its cache."""
+        self._plays += 1
         if setup != Setup():
             return self.start(setup)
         self._usual.post("/preheat/v1/invalidate", {"tenant": "local"})
@@ -50,7 +54,7 @@ class Stage:
     @contextlib.contextmanager
     def playing(self, setup: Setup) -> "Iterator[Play]":
         """A play on a gateway that is started like this; at its end, what must hold is asserted."""
-        play = Play(self, self.gateway_for(setup))
+        play = Play(self, self.gateway_for(setup), setup)
         try:
             yield play
             play.finish()
@@ -58,8 +62,10 @@ class Stage:
             self.retire(play.gateway)
 
     def start(self, setup: Setup) -> Gateway:
+        kept = self._folder / f"l2-{self._plays}"
+        l2 = f"\n[l2]\n{setup.l2.format(kept=kept)}" if setup.l2 else ""
         return Gateway(
-            setup.toml,
+            setup.toml + l2,
             upstream=self.fake.url,
             folder=self._folder,
             environment=dict(setup.environment),
@@ -75,8 +81,9 @@ class Stage:
 class Play:
     """One scenario being played: sends, asserts what always holds, and counts."""
 
-    def __init__(self, stage: Stage, gateway: Gateway) -> None:
+    def __init__(self, stage: Stage, gateway: Gateway, setup: Setup) -> None:
         self._stage = stage
+        self._setup = setup
         self.fake = stage.fake
         self.gateway = gateway
         self.first: Reply | None = None
@@ -119,10 +126,13 @@ class Play:
             return list(pool.map(lambda post: self.ask(*post), posts))
 
     def ask_from_processes(self, path: str, body: Any, count: int) -> list[Reply]:
-        """The same request from four client processes, each with another hash seed."""
+        """The same request from four client processes, each with another hash seed; and so has the
+        gateway, which starts again for each."""
         assert count % 4 == 0
-        replies = []
+        replies: list[Reply] = []
         for seed in range(4):
+            environment = (*self._setup.environment, ("PYTHONHASHSEED", str(40 + seed)))
+            self.restart(msgspec.structs.replace(self._setup, environment=environment))
             told = subprocess.run(
                 [
                     sys.executable,
@@ -137,11 +147,10 @@ class Play:
                 timeout=60,
                 check=True,
             ).stdout
-            replies += [
-                Reply(status, headers, text.encode()) for status, headers, text in json.loads(told)
-            ]
-        for reply in replies:
-            self._take(path, reply, None)
+            for status, headers, text in json.loads(told):
+                reply = Reply(status, headers, text.encode())
+                self._take(path, reply, None)
+                replies.append(reply)
         return replies
 
     @contextlib.contextmanager
@@ -169,10 +178,19 @@ class Play:
         """Misses and bypasses that were counted elsewhere."""
         self._expected_calls += count
 
-    def restart(self, toml: str) -> None:
+    def restart(self, setup: Setup) -> None:
         self.finish()
         self._stage.retire(self.gateway)
-        self.gateway = self._stage.start(Setup(toml))
+        self.gateway = self._stage.start(setup)
+
+    @contextlib.contextmanager
+    def beside(self, setup: Setup) -> Iterator[Gateway]:
+        """Another gateway before the same engine."""
+        gateway = self._stage.start(setup)
+        try:
+            yield gateway
+        finally:
+            self._stage.retire(gateway)
 
     def finish(self) -> None:
         """What must hold at the end."""

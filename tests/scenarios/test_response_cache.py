@@ -23,12 +23,17 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 
 LATER = {
     **dict.fromkeys((f"S1-{number}" for number in range(25, 36)), "needs the semantic layer"),
-    **dict.fromkeys(("S1-36", "S1-37"), "needs Redis as a shared store"),
     "S1-44": "embeddings aren't cached yet",
     "S1-45": "the Responses API isn't cached yet",
     "S1-48": "the gateway sets no breakpoints yet",
 }
 """Scenarios of parts that the product doesn't have yet: they aren't played at all."""
+
+LATER_IN_PART = {
+    "S1-23": "its paraphrases need the semantic layer",
+    "S1-37": "played with a Redis that hangs; there is no embedder yet that could",
+}
+"""Scenarios of which one part waits for what the product doesn't have yet."""
 
 NOW = [name for name in SCENARIOS if name not in LATER]
 
@@ -46,7 +51,8 @@ def test_a_reported_fault_does_not_happen_here(name: str, stage: Stage) -> None:
 
 
 def test_every_scenario_is_played_or_named_with_its_reason() -> None:
-    assert set(LATER) <= set(SCENARIOS)
+    assert set(LATER) | set(LATER_IN_PART) <= set(SCENARIOS)
+    assert not set(LATER) & set(LATER_IN_PART)
     assert [f"S1-{number:02}" for number in range(1, 49)] == list(SCENARIOS)
 
 

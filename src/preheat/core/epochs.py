@@ -43,8 +43,8 @@ class EpochTable:
         selectors: tuple[Key | str | None, ...] = (*what.keys, *what.tags)
         for selector in selectors or (None,):
             scope: _Scope = (what.tenant, what.namespace, what.model, selector)
-            self._numbers.pop(scope, None)  # the order of the dict is that of the numbers
-            self._numbers[scope] = number
+            # The order of the dict is that of the numbers, nearly: two may come in either order.
+            self._numbers[scope] = max(number, self._numbers.pop(scope, 0))
             self._masks.add(_mask(scope))
         if number > self.mark.number:
             self.mark = Epoch(self.mark.generation, number)

@@ -155,6 +155,8 @@ class Gateway:
         }
         ready = sum(engine.is_ready for engine in self._upstreams.engines.values())
         shared = {"engines_ready": float(ready), **self._l2_size}
+        if self._l2 is not None:
+            shared["l2_up"] = float(self._l2.is_up)
         return snapshot(self._ledger, self._counters, gauges, shared)
 
     async def invalidate(self, what: Invalidation, number: int | None, dry_run: bool) -> Removed:  # noqa: FBT001  as the processes' messages have it
@@ -259,8 +261,8 @@ class Gateway:
         if l2 is None:
             return
         size = await l2.size() if l2.is_up else None
-        self._l2_size = {"l2_up": float(l2.is_up)}
+        self._l2_size = {}
         if size is not None:
-            self._l2_size |= {"l2_bytes": size.size_bytes, "l2_entries": size.entries}
+            self._l2_size = {"l2_bytes": size.size_bytes, "l2_entries": size.entries}
             if size.budget_bytes:
                 self._l2_size["l2_budget_bytes"] = size.budget_bytes

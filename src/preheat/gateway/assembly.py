@@ -1,6 +1,7 @@
 """The gateway from its settings."""
 
 import secrets
+import time
 import socket
 from collections.abc import Callable, Sequence
 
@@ -15,26 +16,31 @@ from preheat.gateway.l2 import L2
 from preheat.gateway.proxy import Proxy, log_bug
 from preheat.gateway.relay import Relay
 from preheat.gateway.reload import Reload
-from preheat.gateway.table import engines_of, table_of
+from preheat.gateway.table import engines_of, keyed_headers, table_of
 from preheat.gateway.upstreams import Upstreams
+from preheat.stores import Store
 from preheat.telemetry.logs import Log
 from preheat.telemetry.requestlog import RequestFeed
 from preheat.wire.entry import Codec
 
 
-def assemble(settings: Settings, log: Log, host: Host | None = None) -> Gateway:
+def assemble(
+    settings: Settings,
+    log: Log,
+    host: Host | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Gateway:
     """All its objects, not started yet. Raises ConfigError."""
     settings = wiring.with_defaults(settings)
     alone = Alone()
     host = host or alone
-    parts = wiring.Parts(settings, log)
+    parts = wiring.Parts(settings, log, clock)
     secret = wiring.secret(settings)
     via = b"1.1 preheat-%b" % host.name.encode()
     upstreams = Upstreams(table_of(settings, engines_of(settings, log, host)), via)
     keyring = wiring.keyring(settings, secret, upstreams.identity_of)
-    keyed = tuple(
-        header for engine in settings.engines.values() for header in engine.forward_headers
-    )
+    keyed = keyed_headers(settings)
     process = f"{secrets.token_hex(4)}-"
     intake = Intake(Tenants(wiring.tenant_keys(settings)), keyring, process, keyed, via)
     feed = None
@@ -79,7 +85,7 @@ def assemble(settings: Settings, log: Log, host: Host | None = None) -> Gateway:
         clock=parts.clock,
     )
     alone.gateway = gateway
-    gateway.reload = Reload(settings, parts, proxy, upstreams, keyring, host, log)
+    gateway.reload = Reload(settings, parts, proxy, intake, upstreams, keyring, host, log)
     admin = AdminApp(
         lambda: gateway.reload.settings,
         wiring.admin_key(settings),
@@ -123,11 +129,15 @@ def _l2(
     log: Log,
     on_bug: Callable[[Exception], None],
 ) -> L2 | None:
-    store = wiring.store(settings, log)
-    if store is None:
+    def make() -> Store:
+        store = wiring.store(settings, log)
+        assert store is not None
+        return store
+
+    if settings.l2.kind == "off":
         return None
     return L2(
-        store,
+        make,
         Codec(secret),
         Breaker(settings.l2.breaker_failures, settings.l2.breaker_open_s),
         parts.controller,

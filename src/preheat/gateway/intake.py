@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, cast
 
 import msgspec
@@ -68,6 +68,7 @@ class _Sender(msgspec.Struct, frozen=True):
     namespace: str
     partition: Partition
     want: Want
+    keyed: tuple[bytes, ...]  # by which headers, when this was found out
 
 
 class Intake:
@@ -87,8 +88,12 @@ class Intake:
         # A bound method of a bytes object: the cheapest way to a fresh name.
         self._name = cast("Callable[[int], RequestId]", f"{request_prefix}%x".encode().__mod__)
         self.count = 0  # of requests so far: the number in the last one's name
+        self.key_by(keyed_headers)
+
+    def key_by(self, headers: Iterable[str]) -> None:
+        """From now on the key holds these headers too: those that an engine is sent."""
         self._keyed = tuple(
-            name.lower().encode() for name in dict.fromkeys((*KEYED_HEADERS, *keyed_headers))
+            name.lower().encode() for name in dict.fromkeys((*KEYED_HEADERS, *headers))
         )
 
     @staticmethod
@@ -109,7 +114,7 @@ class Intake:
         """The whole request. Raises RequestError."""
         head = exchange.head
         sender = head.memory
-        if type(sender) is not _Sender:
+        if type(sender) is not _Sender or sender.keyed is not self._keyed:
             sender = head.memory = self._sender(head)
         self.count += 1
         return Request(
@@ -161,7 +166,7 @@ class Intake:
             raise RequestError("the query is too long", status=414, code="target-too-long")
         partition = self._keyring.partition(tenant, target, namespace, keyed)
         want = NOTHING_SPECIAL if _WANTED.isdisjoint(headers) else want_of(headers)
-        return _Sender(tenant, namespace, partition, want)
+        return _Sender(tenant, namespace, partition, want, self._keyed)
 
 
 def want_of(headers: Mapping[bytes, bytes]) -> Want:

@@ -25,6 +25,9 @@ _RENEW_S: Final = 1.0
 _NEWS_S: Final = 0.25
 _PUBLISH_S: Final = 2.0
 _PUT_S: Final = 5.0
+_GATHER_S: Final = 0.004
+_MOST_GATHERED: Final = 64
+_OPEN_AGAIN_S: Final = 5.0
 _CATCH_UP_S: Final = 5.0  # a long record of invalidations, which nobody waits for
 _CALL_S: Final = 0.2  # stores bound their calls more tightly; this is for one that doesn't
 
@@ -34,7 +37,7 @@ class L2:
 
     def __init__(
         self,
-        store: Store,
+        make: Callable[[], Store],
         codec: Codec,
         breaker: Breaker,
         controller: Controller,
@@ -47,9 +50,11 @@ class L2:
         clock: Callable[[], float],
         on_bug: Callable[[Exception], None],
     ) -> None:
-        self.is_immediate = store.is_immediate
-        self._has_company = has_company or store.is_shared
-        self._store = store
+        self._make = make
+        self._store = make()
+        self._is_open = False
+        self.is_immediate = self._store.is_immediate
+        self._has_company = has_company or self._store.is_shared
         self._codec = codec
         self._breaker = breaker
         self._controller = controller
@@ -65,13 +70,15 @@ class L2:
         self._seen = Epoch()
         self._applied: set[int] = set()  # invalidations that we heard of before the board told us
         self._leased: set[Key] = set()
+        self._gathered: list[tuple[Entry, bool]] = []
+        self._flushing: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
+        self._open_at = 0.0
 
     async def start(self) -> None:
-        """Open the store. Raises ConfigError."""
-        await self._store.start()
-        await self._read_news(_CALL_S)
+        """Open the store; one that can't be opened is tried again later. Raises ConfigError."""
+        await self._open()
         self._keeping = asyncio.get_running_loop().create_task(self._keep_in_step())
 
     async def aclose(self) -> None:
@@ -79,6 +86,7 @@ class L2:
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait({self._keeping})
+        self._flush()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=1.0)
         if self._leased and self.is_up:
@@ -89,7 +97,7 @@ class L2:
     def is_up(self) -> bool:
         """Whether it is asked at all. Requests never try whether it is well again: the reading of
         news does, which nobody waits for."""
-        return self._breaker.is_closed
+        return self._breaker.is_closed and self._is_open
 
     # Entries.
 
@@ -121,14 +129,17 @@ class L2:
         return self._decoded(keys, values, self._clock(), is_again=is_again) if values else []
 
     def keep(self, entry: Entry, *, is_leased: bool) -> None:
-        """Write it, in a task of its own; others that wait for it are let go once they can read it."""
+        """Write it, soon and with others; who waits for it is let go once it can be read."""
         if self._queued_bytes + entry.size_bytes > self._queue_bytes:
             self._controller.on_stored("queue")
             if is_leased:
                 self.release(entry.key)
             return
         self._queued_bytes += entry.size_bytes
-        self._own(self._put(entry, is_leased=is_leased))
+        self._gathered.append((entry, is_leased))
+        if self._flushing is None:
+            loop = asyncio.get_running_loop()
+            self._flushing = loop.call_later(_GATHER_S, self._flush)
 
     async def size(self) -> Size | None:
         """How full the store is, where it says so."""
@@ -160,7 +171,7 @@ class L2:
     def release(self, key: Key) -> None:
         """Let others compute it: this process doesn't any more."""
         self._leased.discard(key)
-        self._own(self._release(key))
+        self._own(self._release((key,)))
 
     # What is void.
 
@@ -197,12 +208,27 @@ class L2:
             for _ in self._controller.sweep(what, dry_run=False):
                 await asyncio.sleep(0)
 
+    async def _open(self) -> None:
+        try:
+            await self._store.start()
+        except StoreError as error:
+            self._counters.bump(self._counters.l2, f"error-{error.kind}")
+            self._log.event("l2-failing", kind=error.kind, why=str(error))
+            self._store = self._make()
+            self._open_at = self._clock() + _OPEN_AGAIN_S
+        else:
+            self._is_open = True
+            await self._read_news(_CALL_S)
+
     async def _keep_in_step(self) -> None:
         renewed_at = self._clock()
         while True:
             await asyncio.sleep(_NEWS_S)
             try:
-                if self._breaker.allows(self._clock()):
+                if not self._is_open:
+                    if self._clock() >= self._open_at:
+                        await self._open()
+                elif self._breaker.allows(self._clock()):
                     await self._read_news(_CATCH_UP_S)
                 if self._leased and self.is_up and self._clock() - renewed_at >= _RENEW_S:
                     renewed_at = self._clock()
@@ -212,30 +238,51 @@ class L2:
 
     # The store, with every call bounded.
 
-    async def _put(self, entry: Entry, *, is_leased: bool) -> None:
-        value = self._codec.encode(entry, _ahead_s(self._clock()))
-        expires_at = time.time() + entry.ttl_s + self._controller.kept_s(entry)
-        why_not = ""
-        try:
-            if self.is_up:
-                async with asyncio.timeout(_PUT_S):
-                    await self._store.put(entry.key, value, expires_at)
-            else:
-                why_not = "breaker-open"
-        except StoreError as error:
-            why_not = error.kind
-        except TimeoutError:
-            why_not = "timeout"
-        finally:
-            self._queued_bytes -= entry.size_bytes
-        self._controller.on_stored(why_not)
-        if is_leased:
-            self._leased.discard(entry.key)
-            await self._release(entry.key)
+    def _flush(self) -> None:
+        """A task, a transaction and a thread's waking cost more than a write: one for many."""
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        gathered, self._gathered = self._gathered, []
+        for start in range(0, len(gathered), _MOST_GATHERED):
+            self._own(self._put(gathered[start : start + _MOST_GATHERED]))
 
-    async def _release(self, key: Key) -> None:
-        if self.is_up:  # else it ends by itself, soon
-            await self._guarded(self._store.release((key,)))
+    async def _put(self, gathered: list[tuple[Entry, bool]]) -> None:
+        try:
+            whys = await self._put_values([entry for entry, _ in gathered])
+        finally:
+            self._queued_bytes -= sum(entry.size_bytes for entry, _ in gathered)
+        for why in whys:
+            self._controller.on_stored(why)
+        leased = tuple(entry.key for entry, is_leased in gathered if is_leased)
+        if leased:
+            self._leased.difference_update(leased)
+            await self._release(leased)
+
+    async def _put_values(self, entries: list[Entry]) -> list[str]:
+        """Why each isn't kept, or an empty string."""
+        if not self.is_up:
+            return ["breaker-open"] * len(entries)
+        ahead_s = _ahead_s(self._clock())
+        items = [
+            (
+                entry.key,
+                self._codec.encode(entry, ahead_s),
+                entry.stored_at + ahead_s + entry.ttl_s + self._controller.kept_s(entry),
+            )
+            for entry in entries
+        ]
+        try:
+            async with asyncio.timeout(_PUT_S):
+                return await self._store.put_many(items)
+        except StoreError as error:
+            return [error.kind] * len(entries)
+        except TimeoutError:
+            return ["timeout"] * len(entries)
+
+    async def _release(self, keys: tuple[Key, ...]) -> None:
+        if self.is_up:  # else they end by themselves, soon
+            await self._guarded(self._store.release(keys))
 
     async def _guarded(
         self, call: Coroutine[Any, Any, T], limit_s: float = 0.0, *, is_probe: bool = False

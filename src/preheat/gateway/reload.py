@@ -12,8 +12,9 @@ from preheat.engines import Engine
 from preheat.engines.openai import OpenAi
 from preheat.errors import ConfigError
 from preheat.gateway.hosting import Host
+from preheat.gateway.intake import Intake
 from preheat.gateway.proxy import Proxy
-from preheat.gateway.table import Table, table_of
+from preheat.gateway.table import Table, keyed_headers, table_of
 from preheat.gateway.upstreams import Upstreams
 from preheat.telemetry.logs import Log
 
@@ -40,6 +41,7 @@ class Reload:
         settings: Settings,
         parts: wiring.Parts,
         proxy: Proxy,
+        intake: Intake,
         upstreams: Upstreams,
         keyring: Keyring,
         host: Host,
@@ -48,6 +50,7 @@ class Reload:
         self.settings = settings
         self._parts = parts
         self._proxy = proxy
+        self._intake = intake
         self._upstreams = upstreams
         self._keyring = keyring
         self._host = host
@@ -85,6 +88,7 @@ class Reload:
             group = settings.engines[name]
             engine.reconfigure(config.upstreams_of(group), wiring.rules(group))
         self._upstreams.change(prepared.table)
+        self._intake.key_by(keyed_headers(settings))
         self._keyring.forget()
         self._proxy.fallback = settings.fallback_message
         self._parts.ledger.reprice(wiring.prices(settings))

@@ -39,7 +39,7 @@ def send_hit(
         _replay(
             exchange, heads.hit(name, hit.label, age_s, ttl_s, heads.EVENTS, 200, detail), events
         )
-    elif exchange.head.is_plain and detail == b"exact":
+    elif exchange.head.is_plain and detail == b"exact" and ttl_s > 0:
         exchange.send(
             heads.whole_hit(
                 name, hit.label, age_s, ttl_s, exchange.date, id_prefix, created, answer.body

@@ -45,6 +45,13 @@ def engines_of(settings: Settings, log: Log, host: Host) -> dict[str, tuple[Engi
     }
 
 
+def keyed_headers(settings: Settings) -> tuple[str, ...]:
+    """What any engine is sent of a request's headers, beside those that all are."""
+    return tuple(
+        header for engine in settings.engines.values() for header in engine.forward_headers
+    )
+
+
 def table_of(settings: Settings, made: Mapping[str, tuple[Engine, str]]) -> Table:
     """Which engine answers for which model, and what names it in the key.
 

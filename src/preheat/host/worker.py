@@ -28,6 +28,8 @@ from preheat.telemetry.logs import Log
 
 HEARTBEAT_S: Final = 1.0
 _FLUSH_S: Final = 1.0
+_GC_THRESHOLD: Final = (20_000, 20, 20)
+"""A request makes no cycles, so young objects needn't be looked at every 700 of them."""
 
 
 class Worker:
@@ -92,6 +94,7 @@ class Worker:
         # What is there now lives as long as the process: no full collection need look at it again.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*_GC_THRESHOLD)
         self._gateway = gateway
         self._channel.tell(messages.Ready(os.getpid()))
         return gateway

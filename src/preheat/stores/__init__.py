@@ -63,6 +63,10 @@ class Store(Protocol):
         """Keep it; returns when every process can read it. The store may forget it at any time,
         and does so after `expires_at`."""
 
+    async def put_many(self, items: Sequence[tuple[Key, bytes, float]]) -> list[str]:
+        """`put` of many at the price of few: for each (key, value, expires_at) the kind of error
+        for which it isn't kept, or an empty string. Raises where that is the same for all."""
+
     async def delete(self, keys: Sequence[Key]) -> None:
         """Forget them; keys that aren't there are no error."""
 

@@ -118,6 +118,13 @@ class Lmdb:
             lambda values: values.put(key, value, expires_at), weight=len(value) + len(key)
         )
 
+    async def put_many(self, items: Sequence[tuple[Key, bytes, float]]) -> list[str]:
+        def run(values: Values) -> list[str]:
+            return [_put(values, *item) for item in items]
+
+        weight = sum(len(key) + len(value) for key, value, _ in items)
+        return await self._values.call(run, weight=weight)
+
     async def delete(self, keys: Sequence[Key]) -> None:
         def run(values: Values) -> None:
             for key in keys:
@@ -188,6 +195,15 @@ class Lmdb:
             elif is_outdated(error):
                 writer.is_outdated = True
             raise store_error(error) from error
+
+
+def _put(values: Values, key: Key, value: bytes, expires_at: float) -> str:
+    """The kind of error, or an empty string."""
+    try:
+        values.put(key, value, expires_at)
+    except StoreError as error:
+        return error.kind
+    return ""
 
 
 def _sums(place: Place) -> tuple[int, int]:

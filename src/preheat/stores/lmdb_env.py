@@ -23,6 +23,7 @@ from preheat.errors import ConfigError, StoreError
 OnEvent = Callable[[str, dict[str, object]], None]
 
 _MOST_READERS: Final = 2048
+_LOCK_FILE_BYTES: Final = 64 * (_MOST_READERS + 4)
 _SPARE_TXNS: Final = 1
 _KEPT_ASIDE: Final = 2
 _LOCK_WITHIN_S: Final = 5.0
@@ -233,6 +234,7 @@ def _open(path: Path, layout: Layout) -> Place:
         raise _UnsoundError("a process met damage in it")
     is_new = not (path / "data.mdb").exists()
     boot, last_boot = _boot_id(), _last_boot(path)
+    _reserve_locks(path / "lock.mdb")
     if not is_new and last_boot not in {boot, _CLEAN}:
         raise _UnsoundError("the machine stopped while it was in use")
     try:
@@ -284,6 +286,22 @@ def _make_rows(env: lmdb.Environment, layout: Layout) -> None:
     with env.begin(write=True) as txn:
         for key, value in rows.items():
             txn.put(key, value, overwrite=False)
+
+
+def _reserve_locks(file: Path) -> None:
+    """All of the table of readers, which is written to as memory: where the disk has no room for a
+    page of it, that would end the process."""
+    if not _CAN_FILL_UP:
+        return
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, os.fstat(descriptor).st_size or _LOCK_FILE_BYTES)
+    except OSError as error:
+        if error.errno not in _OF_DISKS:
+            return  # a file system that can't: it is as well as LMDB does it
+        raise StoreError(f"{file}: {error.strerror}", kind="disk") from error
+    finally:
+        os.close(descriptor)
 
 
 def _reserve(file: Path, size_bytes: int) -> None:

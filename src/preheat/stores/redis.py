@@ -9,8 +9,8 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -165,6 +165,18 @@ class Redis:
             await self.delete([key])
             return
         await self._slow.call("SET", _VALUE + key, value, "PX", left_ms, size_bytes=len(value))
+
+    async def put_many(self, items: Sequence[tuple[Key, bytes, float]]) -> list[str]:
+        puts = (self._kind_of(self.put(*item)) for item in items)
+        return list(await asyncio.gather(*puts))
+
+    @staticmethod
+    async def _kind_of(put: Coroutine[Any, Any, None]) -> str:
+        try:
+            await put
+        except StoreError as error:
+            return error.kind
+        return ""
 
     async def delete(self, keys: Sequence[Key]) -> None:
         """Forget them."""

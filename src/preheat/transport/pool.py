@@ -114,8 +114,9 @@ class Pool(Generic[C]):
     def _drop_old(self) -> None:
         """Close what has been idle too long; one timer does it, and only while any is idle."""
         self._timer = None
-        too_old_at = asyncio.get_running_loop().time() - _MAX_IDLE_S
-        while self._idle and self._idle[0].idle_at <= too_old_at:
+        now = asyncio.get_running_loop().time()
+        # The same sum as the timer's, else rounding could set it again for this very moment.
+        while self._idle and self._idle[0].idle_at + _MAX_IDLE_S <= now:
             self._idle.popleft().drop()
         if self._idle:
             self._set_timer()

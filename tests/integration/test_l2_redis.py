@@ -97,7 +97,7 @@ def test_without_a_fault_it_costs_little(fake: Fake, tmp_path: Path, server: Red
         added = comparison.added_s(150)
         print(shown("well", added))
         assert statistics.median(added) <= AFTER_S
-        assert is_up(gateway)
+        wait_for(lambda: is_up(gateway))
 
 
 def test_a_stopped_server(fake: Fake, tmp_path: Path, server: RedisServer) -> None:
@@ -114,6 +114,21 @@ def test_a_hung_server(fake: Fake, tmp_path: Path, server: RedisServer) -> None:
         assert_cheap_failure(gateway, comparison, server.pause)
         server.resume()
         assert_recovers(gateway)
+
+
+def test_a_short_pause_does_not_open_the_breaker(
+    fake: Fake, tmp_path: Path, server: RedisServer
+) -> None:
+    """However many requests wait for it meanwhile."""
+    with served(fake, tmp_path, server.url) as gateway, clients(gateway.port, 60) as crowd:
+        server.pause()
+        answers = at_once(crowd, [post(chat(f"{number}")) for number in range(60)])
+        server.resume()
+        assert {answer.status for answer in answers} == {200}
+        events = gateway.stats["l2"]["events"]
+        assert events["error-timeout"] > 60
+        assert '"event":"l2-failing"' not in gateway.stderr
+        assert is_up(gateway)
 
 
 def test_a_slow_server(fake: Fake, tmp_path: Path, server: RedisServer) -> None:

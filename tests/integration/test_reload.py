@@ -1,6 +1,7 @@
 """New settings on SIGHUP: what changes does so for everybody at once, and what can't, not at all."""
 
 import contextlib
+import io
 import json
 import signal
 import threading
@@ -12,6 +13,10 @@ from typing import Any
 import pytest
 
 from harness import Fake, Gateway, Reply, chat, running
+from preheat.config import L2, EngineSettings, ModelSettings, Settings
+from preheat.errors import ConfigError
+from preheat.gateway.assembly import assemble
+from preheat.telemetry.logs import Log
 from rawclient import Raw, post
 
 QUIET = '[l2]\nkind = "off"\n'
@@ -384,6 +389,42 @@ def test_a_mistake_changes_nothing_and_the_log_says_why(
     assert asked_model(fake) == "m1"
     assert other.calls == 0
     assert stubborn.gateway.get("/healthz").status == 200
+
+
+@pytest.mark.asyncio
+async def test_what_one_worker_has_prepared_and_another_refused_changes_nothing(
+    fake: Fake, other: Fake
+) -> None:
+    """Of a worker that could have gone on with them, and is told to forget it."""
+    old = {"up": EngineSettings(url=fake.url)}
+    settings = Settings(engines=old, l2=L2(kind="off"))
+    gateway = assemble(settings, Log(io.BytesIO()))
+    try:
+        await gateway.start_engines()
+        await gateway.listen("127.0.0.1", 0, None)
+        before = gateway.snapshot(), gateway.proxy.fallback, settings
+        for engines in (
+            {"up": EngineSettings(url=other.url)},
+            {"b": EngineSettings(url=other.url)},
+        ):
+            gateway.prepare(
+                Settings(
+                    engines=engines,
+                    models={"m1": ModelSettings(version="2")},
+                    fallback_message="x",
+                    l2=L2(kind="off"),
+                )
+            )
+        with pytest.raises(ConfigError, match="NOT_THERE"):
+            gateway.prepare(
+                Settings(engines={"b": EngineSettings(url=other.url, api_key_env="NOT_THERE")})
+            )
+        after = gateway.snapshot(), gateway.proxy.fallback, gateway.reload.settings
+        assert after == before
+        assert set(gateway.reload._upstreams.engines) == {"up"}
+        assert not gateway.reload._upstreams.models
+    finally:
+        await gateway.aclose()
 
 
 def test_after_a_mistake_the_next_file_holds(fake: Fake, other: Fake, tmp_path: Path) -> None:

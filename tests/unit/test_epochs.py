@@ -77,6 +77,13 @@ def test_a_table_agrees_with_the_invalidations_it_was_told() -> None:
                 assert table.voids(Epoch("", asked), key_of("a"), **fields) is wanted
 
 
+def test_an_earlier_one_that_is_heard_of_later_takes_nothing_back() -> None:
+    table = EpochTable()
+    for number in (2, 1):
+        table.add(Invalidation(model="m"), number)
+    assert is_void(table, 1)
+
+
 def test_another_generation_voids_everything() -> None:
     table = EpochTable()
     table.reset("second")

@@ -313,3 +313,53 @@ def test_new_rules_hold_for_what_is_asked_from_then_on() -> None:
     assert isinstance(desk.controller.on_request(request_for("a"), 50.0), Refresh)
     assert not desk.controller.on_tick(50.0)
     assert desk.inventory.find(key_of("a")) is not None
+
+
+@pytest.mark.parametrize(("before_s", "after_s"), [(0.0, 100.0), (100.0, 0.0), (100.0, 10.0)])
+def test_new_windows_hold_for_when_what_is_stored_leaves(before_s: float, after_s: float) -> None:
+    desk = Desk(freshness=Freshness(ttl_s=10.0, revalidate_s=before_s))
+    desk.forward(request_for("a"), 0.0)
+    desk.controller.set_freshness(Freshness(ttl_s=10.0, revalidate_s=after_s), {})
+    desk.controller.on_tick(9.9 + after_s)
+    assert len(desk.inventory) == 1
+    desk.controller.on_tick(10.0 + after_s)
+    assert len(desk.inventory) == 0
+
+
+# Whether a look-up has found what it is for ---------------------------------------------------
+
+
+def test_what_cannot_answer_is_not_found(desk: Desk) -> None:
+    desk.controller.on_generation("g", 0)
+    desk.controller.on_invalidate(Invalidation(tags=frozenset({"red"})), 1)
+    known = Epoch("g", 1)
+    request = request_for("a")
+    for entry, now, is_found in (
+        (entry_of("a", epoch=known, stored_at=0.0, ttl_s=10.0), 9.0, True),
+        (entry_of("a", epoch=known, stored_at=0.0, ttl_s=10.0), 10.0, False),
+        (entry_of("a", epoch=known, check=check_of("b")), 1.0, False),
+        (entry_of("a", epoch=Epoch("g", 0), tags=("red",)), 1.0, False),
+        (entry_of("a", epoch=Epoch("old", 1)), 1.0, False),
+    ):
+        assert desk.controller.is_found(request, [entry], now) is is_found
+    assert not desk.controller.is_found(request, [], 1.0)
+    young = request_for("a", want=Want(max_age_s=5.0))
+    assert not desk.controller.is_found(young, [entry_of("a", epoch=known, stored_at=0.0)], 6.0)
+    assert desk.counters.l2 == {}  # to ask is not to use
+    assert len(desk.inventory) == 0
+
+
+def test_the_answer_that_is_to_be_refreshed_is_not_the_new_one_however_its_times_come_back(
+    desk: Desk,
+) -> None:
+    """They went through the wall clock, which doesn't give back every digit."""
+    first = request_for("a")
+    look(desk, first, 0.0)
+    hit = desk.controller.on_found(first, [entry_of("a", stored_at=0.0, ttl_s=10.0)], 0.0)
+    assert isinstance(hit, Hit)
+    same = entry_of("a", stored_at=0.000_1, ttl_s=10.0)
+    newer = entry_of("a", stored_at=3.0, ttl_s=10.0)
+    assert not desk.controller.is_found(first, [same], 5.0, hit)
+    assert desk.controller.is_found(first, [newer], 5.0, hit)
+    assert isinstance(desk.controller.on_refresh(first, hit, [same], 5.0), Forward)
+    assert desk.controller.on_refresh(first, hit, [newer], 5.0) is None

@@ -83,7 +83,7 @@ class Controller:
         """The rules from now on; what is stored keeps the life it was given."""
         self._freshness = freshness
         self._namespaces = namespaces
-        self._inventory.stale_s = max(one.kept_s for one in (freshness, *namespaces.values()))
+        self._inventory.keep_stale(max(one.kept_s for one in (freshness, *namespaces.values())))
 
     @property
     def epoch(self) -> Epoch:

@@ -90,6 +90,12 @@ class Inventory:
         """The reason why there is no entry under this key, as far as it is remembered."""
         return self._gone[key] or "key-first-seen"
 
+    def keep_stale(self, stale_s: float) -> None:
+        """From now on entries stay for so long after their expiry; those that are here, too."""
+        if stale_s != self.stale_s:
+            self.stale_s = stale_s
+            self._reschedule()
+
     def note_absent(self, key: Key, reason: str) -> None:
         """An answer for this key was not kept, for this reason."""
         self._gone.put(key, reason)
@@ -229,13 +235,15 @@ class Inventory:
 
     def _schedule_expiry(self, key: Key, record: Record) -> None:
         if len(self._expiry) > 2 * len(self._records) + 1_000:
-            # Overwritten and evicted entries leave their old lines behind.
-            self._expiry = [
-                (entry.hit.expires_at + self.stale_s, name) for name, entry in self._records.items()
-            ]
-            heapq.heapify(self._expiry)
+            self._reschedule()  # overwritten and evicted entries leave their old lines behind
         else:
             heapq.heappush(self._expiry, (record.hit.expires_at + self.stale_s, key))
+
+    def _reschedule(self) -> None:
+        self._expiry = [
+            (record.hit.expires_at + self.stale_s, key) for key, record in self._records.items()
+        ]
+        heapq.heapify(self._expiry)
 
 
 def _matches(what: Invalidation, key: Key, record: Record) -> bool:

@@ -95,11 +95,13 @@ class Keyring:
         self._partitions: Memo[tuple[str, ...], Partition] = Memo(_PARTITION_MEMO)
         self._bodies: Memo[bytes, Ask] = Memo(memo_entries)
         self._parts: Memo[tuple[str, bytes], tuple[Key, Check]] = Memo(memo_entries // 2)
+        self._checks: Memo[tuple[str, str], Any] = Memo(_PARTITION_MEMO)
 
     def forget(self) -> None:
         """What answers for a model has changed: every key is made anew."""
         self._bodies.clear()
         self._parts.clear()
+        self._checks.clear()
 
     def partition(
         self, tenant: str, path: str, namespace: str, headers: tuple[str, ...] = ()
@@ -151,13 +153,24 @@ class Keyring:
             form = canonical(fields)
         except InexactError:
             return None
-        head = json.dumps([partition.name, self._identity_of(fields.get("model") or "")]).encode()
-        text = b"%d:%b%b" % (len(head), head, form)
-        check = hmac.digest(partition.secret, text, "sha256")
+        digest = self._started(partition, fields.get("model") or "").copy()
+        digest.update(form)
+        check: bytes = digest.digest()
         key = hashlib.blake2b(check, digest_size=KEY_BYTES, key=self._secret).digest()
         if self._key_mask is not None:
             key = bytes(a & b for a, b in zip(key, self._key_mask, strict=True))
         return Key(key), Check(check)
+
+    def _started(self, partition: Partition, model: str) -> Any:
+        """A keyed digest that has read what separates: partition and model."""
+        started = self._checks[partition.name, model]
+        if started is None:
+            head = json.dumps([partition.name, self._identity_of(model)]).encode()
+            started = hashlib.blake2b(
+                b"%d:%b" % (len(head), head), digest_size=CHECK_BYTES, key=partition.secret
+            )
+            self._checks.put((partition.name, model), started)
+        return started
 
 
 class InexactError(Exception):

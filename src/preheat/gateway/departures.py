@@ -1,10 +1,13 @@
 """What is under way for requests, by the request that leads it."""
 
 import asyncio
-from typing import Protocol
+from typing import Final, Protocol
 
 from preheat.core.types import Request, RequestId
 from preheat.gateway.listeners import Listener
+
+
+_MOST_IDLE: Final = 256
 
 
 class Venture(Protocol):
@@ -25,18 +28,20 @@ class Departures:
 
     def __init__(self) -> None:
         self._by_leader: dict[RequestId, Venture] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._hands: set[_Hand] = set()
+        self._idle: list[_Hand] = []
+        self.is_closing = False
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return len(self._hands) - len(self._idle)
 
     def launch(self, venture: Venture) -> None:
         """Start it."""
         self._by_leader[venture.request.id] = venture
-        task = asyncio.get_running_loop().create_task(venture.run())
-        venture.task = task
-        self._tasks.add(task)
-        task.add_done_callback(lambda _: self._forget(venture, task))
+        if self._idle:
+            self._idle.pop().take(venture)
+        else:
+            self._hands.add(_Hand(self, venture))
 
     def find(self, leader: RequestId) -> Venture | None:
         """What this request leads, while it can be joined."""
@@ -47,13 +52,54 @@ class Departures:
         if self._by_leader.get(venture.request.id) is venture:
             del self._by_leader[venture.request.id]
 
-    def _forget(self, venture: Venture, task: asyncio.Task[None]) -> None:
-        venture.task = None  # else the two would hold each other until the next full collection
-        self._tasks.discard(task)
-        self.close(venture)
+    def rests(self, hand: "_Hand") -> bool:
+        """It has nothing to do; whether it is kept for what comes next."""
+        is_kept = len(self._idle) < _MOST_IDLE and not self.is_closing
+        if is_kept:
+            self._idle.append(hand)
+        else:
+            self._hands.discard(hand)
+        return is_kept
 
     async def aclose(self) -> None:
         """End them all."""
-        for task in tuple(self._tasks):
+        self.is_closing = True
+        tasks = [hand.task for hand in self._hands]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Hand:
+    """A task that sees one venture through after the other: making a task for each costs more than
+    most of what it does."""
+
+    def __init__(self, departures: Departures, venture: Venture) -> None:
+        self._departures = departures
+        self._venture = venture
+        self._called: asyncio.Future[None] | None = None
+        self.task = asyncio.get_running_loop().create_task(self._live())
+        venture.task = self.task
+
+    def take(self, venture: Venture) -> None:
+        self._venture = venture
+        venture.task = self.task
+        assert self._called is not None, "it rests"
+        self._called.set_result(None)
+
+    async def _live(self) -> None:
+        while True:
+            try:
+                if self._called is not None:
+                    await self._called
+                await self._venture.run()
+            except asyncio.CancelledError:  # the venture's end, seldom ours
+                if self._departures.is_closing:
+                    raise
+                self.task.uncancel()
+            finally:
+                self._departures.close(self._venture)
+                self._venture.task = None
+            self._called = asyncio.get_running_loop().create_future()
+            if not self._departures.rests(self):
+                return

@@ -298,15 +298,25 @@ class Flight:
     # a whole body
 
     async def _relay_whole(self, response: Response) -> None:
-        body = bytearray()
+        body = b""
         async for part in response:
-            body += part
+            body = body + part if body else part
             if len(body) > BUFFER_BYTES:
-                await self._overflow_whole(response, bytes(body))
+                await self._overflow_whole(response, body)
                 return
-        self._end_whole(bytes(body))
+        self._end_whole(body)
 
     def _end_whole(self, body: bytes) -> None:
+        plain = openai.plain_answer_of(body)
+        if plain is not None:
+            self.answer, self.usage = plain
+            self._end()
+            self._hand_out(body, b"")
+        else:
+            self._end_unusual(body)
+
+    def _end_unusual(self, body: bytes) -> None:
+        """Look closely: it may be incomplete, no answer at all, or merely written differently."""
         event = b""
         try:
             fields = openai.decode(body)
@@ -320,6 +330,9 @@ class Flight:
             self.unstorable = "not-json"
         has_answer = self.answer is not None
         self._end_without(self._spare(lambda _: not has_answer))
+        self._hand_out(body, event)
+
+    def _hand_out(self, body: bytes, event: bytes) -> None:
         for listener in tuple(self.listeners):
             self._send_whole(listener, body, event)
             self._done(listener)

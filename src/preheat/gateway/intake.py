@@ -61,14 +61,16 @@ class Tenants:
         return tenant
 
 
-class _Sender(msgspec.Struct, frozen=True):
-    """What a head says of its sender; kept with the head for the next request with the same."""
+class Sender(msgspec.Struct, frozen=True):
+    """What a head says of its sender; kept with the head for the next request with the same. So is
+    what is `sent` upstream of it, by engine."""
 
     tenant: str
     namespace: str
     partition: Partition
     want: Want
     keyed: tuple[bytes, ...]  # by which headers, when this was found out
+    sent: dict[object, list[tuple[bytes, bytes]]] = {}
 
 
 class Intake:
@@ -114,7 +116,7 @@ class Intake:
         """The whole request. Raises RequestError."""
         head = exchange.head
         sender = head.memory
-        if type(sender) is not _Sender or sender.keyed is not self._keyed:
+        if type(sender) is not Sender or sender.keyed is not self._keyed:
             sender = head.memory = self._sender(head)
         self.count += 1
         return Request(
@@ -136,7 +138,7 @@ class Intake:
             headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")
         )
 
-    def _sender(self, head: Head) -> _Sender:
+    def _sender(self, head: Head) -> Sender:
         headers = head.headers
         tenant = self._admit(headers)
         namespace = _text(headers, b"x-preheat-namespace") or ""
@@ -166,7 +168,7 @@ class Intake:
             raise RequestError("the query is too long", status=414, code="target-too-long")
         partition = self._keyring.partition(tenant, target, namespace, keyed)
         want = NOTHING_SPECIAL if _WANTED.isdisjoint(headers) else want_of(headers)
-        return _Sender(tenant, namespace, partition, want, self._keyed)
+        return Sender(tenant, namespace, partition, want, self._keyed)
 
 
 def want_of(headers: Mapping[bytes, bytes]) -> Want:

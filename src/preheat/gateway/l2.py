@@ -25,10 +25,12 @@ _RENEW_S: Final = 1.0
 _NEWS_S: Final = 0.25
 _PUBLISH_S: Final = 2.0
 _PUT_S: Final = 5.0
-_GATHER_S: Final = 0.004
-_MOST_GATHERED: Final = 64
+_GATHER_S: Final = 0.02
+_GATHER_LEASED_S: Final = 0.002
+_MOST_GATHERED: Final = 256
 _OPEN_AGAIN_S: Final = 5.0
-_CATCH_UP_S: Final = 5.0  # a long record of invalidations, which nobody waits for
+_CATCH_UP_S: Final = 1.5  # a long record of invalidations; leases must be renewed meanwhile
+_HICCUP_S: Final = 0.05
 _CALL_S: Final = 0.2  # stores bound their calls more tightly; this is for one that doesn't
 
 
@@ -75,6 +77,7 @@ class L2:
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
         self._open_at = 0.0
+        self._failed_at = float("-inf")
 
     async def start(self) -> None:
         """Open the store; one that can't be opened is tried again later. Raises ConfigError."""
@@ -121,8 +124,8 @@ class L2:
         return self._decoded(keys, values, now)
 
     async def look(self, keys: Sequence[Key], *, is_again: bool = False) -> list[Entry]:
-        """What there is of these, as far as the store tells in time. `is_again`: this request has
-        looked before, so that nothing found is no second miss."""
+        """What there is of these, as far as the store tells in time. `is_again`: it has been asked
+        before, and this isn't counted as one look more."""
         if not self.is_up:
             return []
         values = await self._guarded(self._store.get(keys))
@@ -139,7 +142,9 @@ class L2:
         self._gathered.append((entry, is_leased))
         if self._flushing is None:
             loop = asyncio.get_running_loop()
-            self._flushing = loop.call_later(_GATHER_S, self._flush)
+            # Whoever waits under a lease in another process waits for this.
+            gather_s = _GATHER_LEASED_S if is_leased else _GATHER_S
+            self._flushing = loop.call_later(gather_s, self._flush)
 
     async def size(self) -> Size | None:
         """How full the store is, where it says so."""
@@ -155,10 +160,8 @@ class L2:
     async def claim(self, key: Key) -> bool | None:
         """Whether this process computes the answer for the key: False while another one does, None
         where nobody can tell."""
-        if key in self._leased:
-            return (
-                None  # for an answer that has been invalidated meanwhile: it isn't what is wanted
-            )
+        if key in self._leased:  # for an answer that was invalidated meanwhile
+            return None
         try:
             is_ours = await self._guarded(self._store.take(key, LEASE_S))
         except asyncio.CancelledError:
@@ -202,8 +205,8 @@ class L2:
             self._controller.on_invalidate(what, number)
         self._seen = news.epoch
         void = [what for _, what in fresh]
-        if news.is_all and not is_first:
-            void = [Invalidation()]  # what was missed could be anything
+        if len(fresh) > 1 or (news.is_all and not is_first):
+            void = [Invalidation()]  # one sweep does for many, and for what nobody could tell us
         for what in void:
             for _ in self._controller.sweep(what, dry_run=False):
                 await asyncio.sleep(0)
@@ -248,16 +251,15 @@ class L2:
             self._own(self._put(gathered[start : start + _MOST_GATHERED]))
 
     async def _put(self, gathered: list[tuple[Entry, bool]]) -> None:
-        try:
-            whys = await self._put_values([entry for entry, _ in gathered])
-        finally:
-            self._queued_bytes -= sum(entry.size_bytes for entry, _ in gathered)
-        for why in whys:
-            self._controller.on_stored(why)
         leased = tuple(entry.key for entry, is_leased in gathered if is_leased)
-        if leased:
+        try:
+            for why in await self._put_values([entry for entry, _ in gathered]):
+                self._controller.on_stored(why)
+        finally:  # whatever went wrong, nobody waits for what won't come
+            self._queued_bytes -= sum(entry.size_bytes for entry, _ in gathered)
             self._leased.difference_update(leased)
-            await self._release(leased)
+            if leased:
+                await self._release(leased)
 
     async def _put_values(self, entries: list[Entry]) -> list[str]:
         """Why each isn't kept, or an empty string."""
@@ -318,13 +320,15 @@ class L2:
             self._breaker.succeeded()
 
     def _failed(self, error: StoreError, *, is_probe: bool = False) -> None:
+        """Failures close together count as one: under load a pause of some milliseconds makes many.
+        Once the breaker is open only probes count: what was under way puts none of them off."""
         self._counters.bump(self._counters.l2, f"error-{error.kind}")
-        if self.is_up:
-            self._breaker.failed(self._clock())
-            if not self.is_up:
-                self._log.event("l2-failing", kind=error.kind, why=str(error))
-        elif is_probe:  # others were under way when it opened, and mustn't put the next probe off
-            self._breaker.failed(self._clock())
+        now, was_up = self._clock(), self.is_up
+        if is_probe or (was_up and now - self._failed_at >= _HICCUP_S):
+            self._failed_at = now
+            self._breaker.failed(now)
+        if was_up and not self.is_up:
+            self._log.event("l2-failing", kind=error.kind, why=str(error))
 
     def _decoded(
         self,
@@ -346,9 +350,11 @@ class L2:
                 continue
             try:
                 entries.append(self._codec.decode(key, value, ahead_s, now))
-                self._counters.bump(self._counters.l2, "hit")
             except ValueError:
                 self._counters.bump(self._counters.l2, "torn")
+                continue
+            if not is_again:
+                self._counters.bump(self._counters.l2, "hit")
         return entries
 
     def _own(self, work: Coroutine[Any, Any, None]) -> None:

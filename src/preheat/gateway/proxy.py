@@ -230,7 +230,7 @@ class Proxy:
         return Call(
             engine,
             path,
-            self._upstreams.headers_for(exchange.headers, engine),
+            self._upstreams.headers_for(exchange.head, engine),
             body,
             openai.DIALECTS[exchange.path],
             is_usage_injected=is_injected,

@@ -9,9 +9,10 @@ import msgspec
 from preheat.core.types import Ask
 from preheat.engines import Engine
 from preheat.errors import ConfigError
-from preheat.gateway.intake import KEYED_HEADERS
+from preheat.gateway.intake import KEYED_HEADERS, Sender
 from preheat.gateway.table import Table
 from preheat.transport.client import Response
+from preheat.transport.server import Head
 from preheat.wire.splice import change_field, insert_field, set_field
 
 _HOP_BY_HOP: Final = frozenset(
@@ -52,12 +53,14 @@ class Upstreams:
 
     def __init__(self, table: Table, via: bytes) -> None:
         self._via = via
+        self._version = 0
         self.change(table)
 
     def change(self, table: Table) -> None:
         """From now on this holds. Raises ConfigError for a table without engines."""
         if not table.engines:
             raise ConfigError("no engine is configured")
+        self._version += 1
         self.engines = table.engines
         self.models = table.models
         self._first = next(iter(table.engines))
@@ -98,13 +101,19 @@ class Upstreams:
         alias = msgspec.json.encode(known.alias)
         return path, change_field(body, "model", lambda _: alias)
 
-    def headers_for(
-        self, headers: Mapping[bytes, bytes], engine: Engine
-    ) -> list[tuple[bytes, bytes]]:
-        """What goes upstream with a cacheable request: what the key holds, and what can't matter."""
-        names = (*_PLAIN, *_KEYED, *self._forward_headers.get(engine.name, ()))
-        sent = [(name, headers[name]) for name in dict.fromkeys(names) if name in headers]
-        return [*sent, (b"accept-encoding", b"identity"), self._passed_via(headers)]
+    def headers_for(self, head: Head, engine: Engine) -> list[tuple[bytes, bytes]]:
+        """What goes upstream with a cacheable request: what the key holds, and what can't matter.
+        Worked out once for a head, as long as the table stays."""
+        kept = head.memory.sent if isinstance(head.memory, Sender) else {}
+        found = kept.get((self._version, engine.name))
+        if found is None:
+            headers = head.headers
+            names = (*_PLAIN, *_KEYED, *self._forward_headers.get(engine.name, ()))
+            found = [(name, headers[name]) for name in dict.fromkeys(names) if name in headers]
+            found += [(b"accept-encoding", b"identity"), self._passed_via(headers)]
+            kept.clear()
+            kept[self._version, engine.name] = found
+        return found
 
     def passed_headers(self, headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
         """What goes upstream with a request that is passed through: all but what ends here."""

@@ -5,7 +5,7 @@ cuts, is kept beside it, so that a replayed stream has the same deltas as the re
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import jiter
 import msgspec
@@ -158,6 +158,43 @@ def answer_of(
 ) -> Answer:
     """The answer that a whole body gives."""
     return Answer(_without_name(body), cuts, _without_name(tail) if tail is not None else b"")
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: Literal["stop", "tool_calls", "function_call"]
+    message: "_Message | None" = None
+    text: str | None = None
+
+
+class _Message(msgspec.Struct):
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class _Whole(msgspec.Struct):
+    id: str
+    created: int
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
+    usage: dict[str, Any] | None = None
+    error: None = None
+
+
+_WHOLE: Final = msgspec.json.Decoder(_Whole)
+
+
+def plain_answer_of(body: bytes) -> tuple[Answer, Usage | None] | None:
+    """The answer and usage of a body that is plainly complete and written as engines do, cut out of
+    its own bytes; None for whatever needs a closer look."""
+    try:
+        seen = _WHOLE.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+    name, created = b'{"id":%b,' % _ENCODE(seen.id), b'"created":%d,' % seen.created
+    if not body.startswith(name) or body.count(created) != 1 or body[-1:] != b"}":
+        return None
+    if any(choice.message is None and choice.text is None for choice in seen.choices):
+        return None
+    rest = body[len(name) :].replace(created, b"", 1)
+    return Answer(rest, b"", b""), usage_of(seen.usage)
 
 
 def _without_name(body: Mapping[str, Any]) -> bytes:

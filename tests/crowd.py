@@ -1,6 +1,5 @@
 """Many clients at once, and which worker process answers whom."""
 
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -53,11 +52,11 @@ def kinds(answers: Sequence[Answer]) -> Counter[str]:
 
 def server_of(client: Raw) -> int:
     """The process id of the worker at the other end of this connection, where that is Linux's."""
-    port = client.socket.getsockname()[1]
+    ends = [client.socket.getpeername()[1], client.socket.getsockname()[1]]
     inodes = set()
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
-        if int(fields[2].rpartition(":")[2], 16) == port:
+        if [int(end.rpartition(":")[2], 16) for end in fields[1:3]] == ends and fields[9] != "0":
             inodes.add(f"socket:[{fields[9]}]")
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -83,8 +82,3 @@ def one_at_each(gateway: Gateway) -> Iterator[tuple[Raw, Raw]]:
 
 def ask(client: Raw, body: Any, headers: str = "") -> Answer:
     return client.ask(post(body, headers=headers))
-
-
-def is_open(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

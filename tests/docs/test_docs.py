@@ -175,6 +175,8 @@ def log_events(node: ast.AST) -> Iterator[ast.AST | None]:
     if called(node) in {"event", "on_event", "_on_event"}:
         assert isinstance(node, ast.Call)
         yield node.args[0] if node.args else None
+    elif isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "event":
+        yield node.value  # a line with fields of its own
 
 
 def error_codes(node: ast.AST) -> Iterator[ast.AST | None]:

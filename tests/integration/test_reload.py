@@ -354,6 +354,8 @@ def stubborn(
     """One gateway that all the mistakes are tried on; none may leave a trace."""
     folder = tmp_path_factory.mktemp("stubborn")
     with served(STUBBORN.format(workers=request.param) + engine("up", fake), folder) as gateway:
+        for _ in range(24):  # so that each worker has it
+            assert gateway.ask("kept").status == 200
         yield gateway
 
 
@@ -367,7 +369,6 @@ def test_a_mistake_changes_nothing_and_the_log_says_why(
     text, why = MISTAKES[mistake]
     workers = stubborn.config["listen"]["workers"]
     before = stubborn.config
-    kept = [said(stubborn.ask("kept")) for _ in range(4 * workers)]
     # All of this is sound, and none of it may happen.
     changed = (
         engine("up", other)
@@ -383,8 +384,7 @@ def test_a_mistake_changes_nothing_and_the_log_says_why(
         settings = sound + text
     assert why in stubborn.refused(settings if text else None)
     assert stubborn.config == before
-    assert {said(stubborn.ask("kept")) for _ in range(4 * workers)} == set(kept)
-    assert {stubborn.ask("kept").cache for _ in range(4)} == {"hit"}
+    assert {stubborn.ask("kept").cache for _ in range(4 * workers)} == {"hit"}
     assert stubborn.ask(f"asked after {mistake}").status == 200
     assert asked_model(fake) == "m1"
     assert other.calls == 0

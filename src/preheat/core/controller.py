@@ -503,6 +503,8 @@ class Controller:
 
 def _tags_of(outcome: Outcome) -> tuple[str, ...]:
     """Everybody's who got this answer: each may invalidate it."""
+    if not outcome.joined:
+        return outcome.request.want.tags
     tags = dict.fromkeys(outcome.request.want.tags)
     for follower in outcome.joined:
         tags.update(dict.fromkeys(follower.want.tags))

@@ -1,8 +1,8 @@
 """The gateway from its settings."""
 
 import secrets
-import time
 import socket
+import time
 from collections.abc import Callable, Sequence
 
 from preheat import config, wiring

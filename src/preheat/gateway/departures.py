@@ -6,7 +6,6 @@ from typing import Final, Protocol
 from preheat.core.types import Request, RequestId
 from preheat.gateway.listeners import Listener
 
-
 _MOST_IDLE: Final = 256
 
 

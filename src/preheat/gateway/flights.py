@@ -14,11 +14,12 @@ from preheat.core.types import Epoch, Request, Usage
 from preheat.errors import EngineError
 from preheat.gateway import heads
 from preheat.gateway.listeners import Call, Listener, Piece
-from preheat.gateway.upstreams import header_of, passed_response_headers
+from preheat.gateway.upstreams import shown_of
 from preheat.transport.client import Response
 from preheat.transport.server import Exchange
 from preheat.wire import openai
 from preheat.wire.sse import EventTooLargeError, SseDecoder, data_of
+from preheat.wire.template import PlainEvents
 
 BUFFER_BYTES: Final = 8_388_608
 _PIECE_BYTES: Final = 160  # what an event costs beside its bytes
@@ -106,6 +107,8 @@ class Flight:
         self._first = 0
         self._buffered_bytes = 0
         self._assembler: openai.Assembler | None = openai.Assembler(call.dialect)
+        self._decoder = SseDecoder(BUFFER_BYTES)
+        self._plain: PlainEvents | None = None
         self._is_event_stream = False
         self._is_handing_on = False
         self._is_overflown = False
@@ -177,24 +180,23 @@ class Flight:
         finally:
             if response is not None:
                 response.close()
-            self._assembler = None
+            self._assembler = self._plain = None
 
     async def _relay(self, response: Response) -> None:
         self.status = response.status
         self.worker = response.worker or self.worker
         self.first_at = self._clock()
-        self._head = passed_response_headers(response)
-        content_type = header_of(response, b"content-type").lower()
-        retry_after = header_of(response, b"retry-after")
-        if retry_after:
-            self._retry_after = b"Retry-After: %b\r\n" % retry_after
-        if content_type:
-            self._content_type = b"Content-Type: %b\r\n" % content_type
-        if header_of(response, b"content-encoding") not in {b"", b"identity"}:
+        shown = shown_of(response)
+        self._head = shown.lines
+        if shown.retry_after:
+            self._retry_after = b"Retry-After: %b\r\n" % shown.retry_after
+        if shown.content_type:
+            self._content_type = b"Content-Type: %b\r\n" % shown.content_type
+        if shown.coding not in {b"", b"identity"}:
             raise EngineError("the engine compressed its answer unasked", kind="protocol")
         if response.status != 200:
             self._refused(response.status, await response.read(BUFFER_BYTES))
-        elif content_type.startswith(b"text/event-stream"):
+        elif shown.content_type.lower().startswith(b"text/event-stream"):
             await self._relay_stream(response)
         else:
             await self._relay_whole(response)
@@ -368,10 +370,10 @@ class Flight:
             head = self._head if listener.is_leader else self._content_type
             listener.exchange.begin(heads.status_line(200) + head + self._our_lines(listener))
         self._is_handing_on = True
-        self._push(Piece(start, None, is_common=True))
+        self._push(Piece(start, is_common=True))
         await self._pace()
         async for part in response:
-            self._push(Piece(part, None, is_common=True))
+            self._push(Piece(part, is_common=True))
             await self._pace()
         self._end()
         self._finish_streams()
@@ -379,11 +381,13 @@ class Flight:
     # a stream
 
     async def _relay_stream(self, response: Response) -> None:
-        decoder = SseDecoder(BUFFER_BYTES)
         self._is_event_stream = self._is_handing_on = True
+        if self._assembler is not None:
+            self._plain = PlainEvents(self._assembler, self.call.dialect)
+            response.hand_to(self._take_at_once)
         async for part in response:
             try:
-                blocks = decoder.feed(part)
+                blocks = self._decoder.feed(part)
             except EventTooLargeError:
                 raise EngineError(
                     "the engine sent an event larger than 8 MiB",
@@ -394,7 +398,7 @@ class Flight:
                 self._take_block(block)
             if blocks and not self._is_ended:
                 await self._pace()
-        last = decoder.rest + b"\n\n"
+        last = self._decoder.rest + b"\n\n"
         if not self._is_ended and data_of(last) == openai.DONE:
             self._take_block(last)  # some servers close right after the word
         elif not self._is_ended and self.unstorable == "error-event":
@@ -404,25 +408,44 @@ class Flight:
                 "the engine's stream ended without [DONE]", kind="reset", before_first_byte=False
             )
 
+    def _take_at_once(self, part: bytes) -> bool:
+        """Whether the part is a plain event that a listener can take now; then it's handed on.
+        With any other the task has to deal, which can wait."""
+        plain = self._plain
+        if plain is None or self._is_ended or self._decoder.rest or not self._can_hand_on():
+            return False
+        if self._buffered_bytes + len(part) + _PIECE_BYTES > BUFFER_BYTES or not plain.take(part):
+            return False
+        self._push(Piece(part, is_chunk=True, tells_usage=plain.tells_usage))
+        return True
+
     def _take_block(self, block: bytes) -> None:
         if self._is_ended:
             return  # bytes after [DONE] are nobody's
-        data = data_of(block)
-        if data == openai.DONE:
-            self._end_stream(Piece(block, None, is_common=True))
+        plain = self._plain
+        if plain is not None and plain.take(block):
+            self._push(Piece(block, is_chunk=True, tells_usage=plain.tells_usage))
             return
+        data = data_of(block)
+        if data is None:
+            self._push(Piece(block))
+        elif data == openai.DONE:
+            self._end_stream(Piece(block, is_common=True))
+        else:
+            self._push(self._read(block, data))
+
+    def _read(self, block: bytes, data: bytes) -> Piece:
         chunk: dict[str, Any] | None = None
-        if data is not None:
-            try:
-                chunk = openai.decode(data)
-                if chunk.get("error") or chunk.get("object") == "error":
-                    self._take_error()
-                elif self._assembler is not None:
-                    self._assembler.feed(chunk)
-                self._has_content = True
-            except ValueError:
-                self.unstorable = self.unstorable or "bad-chunk"
-        self._push(Piece(block, chunk, is_common=data is not None and chunk is None))
+        try:
+            chunk = openai.decode(data)
+            if chunk.get("error") or chunk.get("object") == "error":
+                self._take_error()
+            elif self._plain is not None:
+                self._plain.feed(block, chunk)
+            self._has_content = True
+        except ValueError:
+            self.unstorable = self.unstorable or "bad-chunk"
+        return Piece(block, is_common=True) if chunk is None else Piece.of(block, chunk)
 
     def _take_error(self) -> None:
         """An engine that fails after its status line says so in an event."""
@@ -478,7 +501,7 @@ class Flight:
 
     def _overflow(self) -> None:
         self._is_overflown = True
-        self._assembler = None
+        self._assembler = self._plain = None
         self.unstorable = "too-large"
         self._tower.on_overflow(self)
         for listener in tuple(self.listeners):
@@ -517,7 +540,8 @@ class Flight:
             listener.take(self._pieces[listener.position - self._first], self.call)
             listener.position += 1
         if listener.position == end:
-            self._release_pace()
+            if self._caught_up is not None:
+                self._release_pace()
             if self._is_ended and listener in self.listeners:
                 exchange.end()
                 self._done(listener)
@@ -533,6 +557,8 @@ class Flight:
 
     async def _pace(self) -> None:
         """Wait while even the fastest listener is behind."""
+        if not self._is_held_up():
+            return
         began_at = self._clock()
         while self._is_held_up():
             self._caught_up = asyncio.get_running_loop().create_future()
@@ -544,6 +570,15 @@ class Flight:
         return bool(self.listeners) and not any(
             one.position == end or not self._listens_to_pieces(one) for one in self.listeners
         )
+
+    def _can_hand_on(self) -> bool:
+        """Whether one more piece would leave nobody waiting for the fastest listener."""
+        end = self._first + len(self._pieces)
+        for one in self.listeners:
+            is_up = one.position == end and one.exchange.is_writable
+            if is_up or not self._listens_to_pieces(one):
+                return True
+        return not self.listeners
 
     def _release_pace(self) -> None:
         if self._caught_up is not None and not self._caught_up.done():

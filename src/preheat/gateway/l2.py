@@ -104,8 +104,9 @@ class L2:
 
     # Entries.
 
-    def look_now(self, keys: Sequence[Key]) -> list[Entry] | None:
-        """What there is of these, where that takes no waiting; None where it does."""
+    def look_now(self, keys: Sequence[Key], *, is_again: bool = False) -> list[Entry] | None:
+        """What there is of these, where that takes no waiting; None where it does. `is_again`: it
+        has been asked before, and this isn't counted as one look more."""
         now = self._clock()
         if not self.is_up:
             return []
@@ -121,13 +122,13 @@ class L2:
             self._failed(StoreError("a read took too long", kind="slow"))
         else:
             self._succeeded()
-        return self._decoded(keys, values, now)
+        return self._decoded(keys, values, now, is_again=is_again)
 
     async def look(self, keys: Sequence[Key], *, is_again: bool = False) -> list[Entry]:
-        """What there is of these, as far as the store tells in time. `is_again`: it has been asked
-        before, and this isn't counted as one look more."""
-        if not self.is_up:
-            return []
+        """What there is of these, as far as the store tells in time."""
+        found = self.look_now(keys, is_again=is_again)
+        if found is not None:
+            return found
         values = await self._guarded(self._store.get(keys))
         return self._decoded(keys, values, self._clock(), is_again=is_again) if values else []
 

@@ -1,6 +1,8 @@
 """What a flight asks, the events it gets, and the clients who listen to it."""
 
-from typing import Any
+from typing import Any, Self
+
+import msgspec
 
 from preheat.core.types import Request
 from preheat.engines import Engine
@@ -32,7 +34,7 @@ class Call:
         self.is_usage_injected = is_usage_injected
 
 
-class Piece:
+class Piece(msgspec.Struct, gc=False, eq=False):
     """One event of a stream: its bytes, and what must be known of them to hand them on.
 
     `is_common`: it is no chunk, and yet everybody gets it, as it is. `tells_usage`: its chunk has a
@@ -40,15 +42,19 @@ class Piece:
     events would be sixty of objects.
     """
 
-    __slots__ = ("_rest", "is_chunk", "is_common", "is_usage", "raw", "tells_usage")
+    raw: bytes
+    is_chunk: bool = False
+    is_common: bool = False
+    tells_usage: bool = False
+    is_usage: bool = False
+    _rest: bytes | None = None
 
-    def __init__(self, raw: bytes, chunk: dict[str, Any] | None, *, is_common: bool) -> None:
-        self.raw = raw
-        self.is_common = is_common
-        self.is_chunk = chunk is not None
-        self.tells_usage = chunk is not None and "usage" in chunk
-        self.is_usage = chunk is not None and bool(chunk.get("usage")) and not chunk.get("choices")
-        self._rest: bytes | None = None
+    @classmethod
+    def of(cls, raw: bytes, chunk: dict[str, Any]) -> Self:
+        """The event of this chunk."""
+        tells_usage = "usage" in chunk
+        is_usage = tells_usage and bool(chunk["usage"]) and not chunk.get("choices")
+        return cls(raw, is_chunk=True, tells_usage=tells_usage, is_usage=is_usage)
 
     def chunk(self) -> dict[str, Any]:
         """Its chunk, decoded again."""

@@ -1,7 +1,10 @@
 """Does what the controller decided."""
 
+import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal
+
+import msgspec
 
 from preheat.core.controller import Controller
 from preheat.core.stats import Counters
@@ -263,6 +266,8 @@ class Proxy:
                 flight.add(listener)
             return
         self._give_up_lease(lookup)
+        if all(listener.request is not request for listener in lookup.listeners):
+            self._controller.on_abandoned(request)  # who has left refreshes nothing
         for listener in lookup.listeners:
             if listener.request is not request:
                 self._act_on_found(listener, entries, lookup.generation)
@@ -430,17 +435,34 @@ class Proxy:
     def _log_request(
         self, request: Request, status: int, layer: str, detail: str, duration_s: float
     ) -> None:
-        self._log.event(
-            "request",
-            request=request.id.decode(),
-            tenant=request.tenant,
-            namespace=request.namespace,
-            model=request.ask.model[:128],
-            status=status,
-            layer=layer,
-            detail=detail,
-            duration_s=round(duration_s, 6),
+        self._log.told(
+            _RequestLine(
+                at=int(time.time() * 1_000) / 1_000,
+                request=request.id.decode(),
+                tenant=request.tenant,
+                namespace=request.namespace,
+                model=request.ask.model[:128],
+                status=status,
+                layer=layer,
+                detail=detail,
+                duration_s=int(duration_s * 1_000_000) / 1_000_000,
+            )
         )
+
+
+class _RequestLine(msgspec.Struct, kw_only=True, gc=False):
+    """The log line of a request."""
+
+    at: float
+    event: Literal["request"] = "request"
+    request: str
+    tenant: str
+    namespace: str
+    model: str
+    status: int
+    layer: str
+    detail: str
+    duration_s: float
 
 
 def log_bug(log: Log, bug: Exception) -> None:

@@ -17,7 +17,7 @@ from preheat.gateway.intake import Intake
 from preheat.gateway.upstreams import (
     Upstreams,
     header_of,
-    passed_response_headers,
+    shown_of,
 )
 from preheat.telemetry.logs import Log
 from preheat.transport.client import Response
@@ -103,7 +103,7 @@ class Relay:
             lines = heads.forwarded(
                 "fwd=bypass; detail=bypass-path", request_id, engine.name, cached_tokens=None
             )
-            head = heads.status_line(response.status) + passed_response_headers(response) + lines
+            head = heads.status_line(response.status) + shown_of(response).lines + lines
             await _copy(response, exchange, head)
         finally:
             response.close()

@@ -31,6 +31,8 @@ _HOP_BY_HOP: Final = frozenset(
         b"expect",
     }
 )
+_NOT_SHOWN: Final = _HOP_BY_HOP | {b"date", b"server"}
+_USUAL: Final = frozenset({b"close", b"keep-alive"})
 _OURS: Final = frozenset({b"host", b"authorization", b"x-api-key", b"accept-encoding"})
 _PLAIN: Final = (
     b"content-type",
@@ -145,17 +147,37 @@ def _with_usage(options: bytes) -> bytes:
     return set_field(options, "include_usage", b"true")
 
 
-def passed_response_headers(response: Response) -> bytes:
-    """An engine's headers as lines for the client, but for those that frame a message."""
-    dropped = {b"date", b"server"}
+class Shown(msgspec.Struct, gc=False):
+    """An engine's headers: as lines for the client, but for those that frame a message, and those
+    that decide what is done with its answer."""
+
+    lines: bytes
+    content_type: bytes
+    retry_after: bytes
+    coding: bytes
+
+
+def shown_of(response: Response) -> Shown:
+    """What a client is shown of an answer's head, and what we look at."""
+    lines: list[bytes] = []
+    content_type = retry_after = coding = b""
+    dropped: set[bytes] = set()
     for name, value in response.headers:
         if name == b"connection":
-            dropped |= _listed(value)
-    return b"".join(
-        b"%b: %b\r\n" % (name.title(), value)
-        for name, value in response.headers
-        if name not in _HOP_BY_HOP and name not in dropped and not name.startswith(b"x-preheat-")
-    )
+            dropped = _listed(value)
+            continue
+        if name in _NOT_SHOWN or name.startswith(b"x-preheat-"):
+            continue
+        if name == b"content-type":
+            content_type = content_type or value
+        elif name == b"retry-after":
+            retry_after = retry_after or value
+        elif name == b"content-encoding":
+            coding = coding or value
+        lines.append(b"%b: %b\r\n" % (name.title(), value))
+    if not dropped <= _USUAL:
+        lines = [line for line in lines if line.partition(b":")[0].lower() not in dropped]
+    return Shown(b"".join(lines), content_type, retry_after, coding)
 
 
 def header_of(response: Response, name: bytes) -> bytes:

@@ -237,6 +237,10 @@ class _Connection(asyncio.Protocol):
             self._set_timer()
         return loop.create_future()
 
+    def postpone(self, timeout_s: float) -> None:
+        """The wait goes on, from now."""
+        self._deadline_at = self._loop.time() + timeout_s
+
     def give_up(self, what: str) -> None:
         if self._exchange is None:
             self.drop()

@@ -1,6 +1,7 @@
 """One request on its way and its answer, whatever protocol carries it."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol, Self
 
 import msgspec
@@ -25,6 +26,9 @@ class Carrier(Protocol):
 
     def make_waiter(self, timeout_s: float) -> asyncio.Future[None]:
         """A future to wait on; after so long the exchange's `on_deadline` is called."""
+
+    def postpone(self, timeout_s: float) -> None:
+        """The wait goes on for so long from now."""
 
     def on_taken(self) -> None:
         """The reader has taken all there was."""
@@ -71,6 +75,11 @@ class Response:
             raise StopAsyncIteration
         return exchange.take()
 
+    def hand_to(self, sink: Callable[[bytes], bool]) -> None:
+        """From now on offer each piece to the sink first while the reader waits for one: what it
+        takes (True), the reader never sees. So a piece that needs no waiting costs no wake-up."""
+        self._exchange.sink = sink
+
     async def read(self, limit_bytes: int) -> bytes:
         """Return the whole body, or close and raise `too-large` if it is longer than the limit."""
         exchange = self._exchange
@@ -104,6 +113,7 @@ class Exchange:
         self.pieces: list[bytes] = []
         self.buffered_bytes = 0
         self.connection: Carrier | None = None
+        self.sink: Callable[[bytes], bool] | None = None
         self.is_head = is_head
         self.is_heard = False  # a byte of the response came
         self.has_head = False
@@ -156,6 +166,8 @@ class Exchange:
         self._wake()
 
     def on_body(self, piece: bytes) -> None:
+        if self.sink is not None and not self.pieces and self._is_taken_by(self.sink, piece):
+            return
         self.pieces.append(piece)
         self.buffered_bytes += len(piece)
         self._wake()
@@ -200,13 +212,28 @@ class Exchange:
 
     def _let_go(self) -> None:
         # Once for each exchange: it completes or fails, and then no connection knows it any more.
-        self.connection = None
+        self.connection = self.sink = None
         self._pool.give_back()
         self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _is_taken_by(self, sink: Callable[[bytes], bool], piece: bytes) -> bool:
+        """Only while the reader waits: else it is still busy with what came before."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return False
+        try:
+            if not sink(piece):
+                return False
+        except Exception as bug:  # noqa: BLE001  the reader's own, who meets it where it waits
+            waiter.set_exception(bug)
+        if self.connection is not None:
+            self.connection.on_taken()
+            self.connection.postpone(self._timeouts.idle_s)
+        return True
 
     async def _wait(self, timeout_s: float) -> None:
         """Wait until something happened; everything that matters ends a wait."""

@@ -181,17 +181,27 @@ class _Stream:
         self.began_idle = False  # on a connection that had been in use, and wasn't just then
         self.heard_before = connection.heard
         self._connection = connection
+        self._timer: asyncio.TimerHandle | None = None
 
     def drop(self) -> None:
         """The exchange has failed or been given up."""
         self._connection.reset(self)
 
     def make_waiter(self, timeout_s: float) -> asyncio.Future[None]:
-        loop = asyncio.get_running_loop()
-        waiter = loop.create_future()
-        timer = loop.call_later(timeout_s, self.exchange.on_deadline)
-        waiter.add_done_callback(lambda _: timer.cancel())
+        waiter = asyncio.get_running_loop().create_future()
+        waiter.add_done_callback(lambda _: self._stop_timer())
+        self.postpone(timeout_s)
         return waiter
+
+    def postpone(self, timeout_s: float) -> None:
+        self._stop_timer()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(timeout_s, self.exchange.on_deadline)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def on_taken(self) -> None:
         self._connection.acknowledge(self)

@@ -170,11 +170,24 @@ class _Message(msgspec.Struct):
     tool_calls: list[dict[str, Any]] | None = None
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**40)]
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: _Count | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: _Count
+    completion_tokens: _Count = 0
+    prompt_tokens_details: _Details | None = None
+
+
 class _Whole(msgspec.Struct):
     id: str
     created: int
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
-    usage: dict[str, Any] | None = None
+    usage: _Usage | None = None
     error: None = None
 
 
@@ -194,7 +207,15 @@ def plain_answer_of(body: bytes) -> tuple[Answer, Usage | None] | None:
     if any(choice.message is None and choice.text is None for choice in seen.choices):
         return None
     rest = body[len(name) :].replace(created, b"", 1)
-    return Answer(rest, b"", b""), usage_of(seen.usage)
+    told = seen.usage
+    if told is None:
+        return Answer(rest, b"", b""), None
+    details = told.prompt_tokens_details
+    cached_tokens = (details.cached_tokens or 0) if details is not None else 0
+    usage = Usage(
+        told.prompt_tokens, told.completion_tokens, min(cached_tokens, told.prompt_tokens)
+    )
+    return Answer(rest, b"", b""), usage
 
 
 def _without_name(body: Mapping[str, Any]) -> bytes:
@@ -222,11 +243,14 @@ class Assembler:
         self._shape: dict[str, Any] | None = None
         self._tail: dict[str, Any] | None = None
         self._usage: Any = None
+        self._growing: _Text | None = None
+        self.plain_text: str | None = None
+        """The text of the last chunk, if another one like it would add nothing but its text."""
         self.is_done = False
-        self.size_bytes = 0
 
     def feed(self, chunk: Mapping[str, Any]) -> None:
         """The next chunk. Raises ValueError for one that isn't OpenAI's form."""
+        self.plain_text = self._growing = None
         choices = chunk.get("choices", [])
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             raise ValueError("choices must be objects")
@@ -246,7 +270,17 @@ class Assembler:
             if not isinstance(index, int) or isinstance(index, bool):
                 raise ValueError("a choice's index must be a number")
             _add(self._choices.setdefault(index, {}), self._as_whole(choice))
-        self._steps.append(self._step(rest, choices))
+        step = self._step(rest, choices)
+        self._steps.append(step)
+        if isinstance(step, int) and _adds_text_only(self._dialect, choices[0]):
+            self.plain_text = _plain_text(self._dialect, choices)
+            self._growing = self._text_of_first()
+
+    def feed_text(self, text: str) -> None:
+        """A chunk that is the last one but for its text. Only after one with a `plain_text`."""
+        assert self._growing is not None
+        self._growing.append(text)
+        self._steps.append(len(text))
 
     def end(self) -> None:
         """The stream said that it is complete."""
@@ -273,6 +307,11 @@ class Assembler:
         """The answer, with its cuts."""
         cuts = encode({"base": self._base or {}, "shape": self._shape, "steps": self._steps})
         return answer_of(self.body(), cuts, self._tail)
+
+    def _text_of_first(self) -> "_Text":
+        choice, part = self._choices[0], self._dialect.part
+        text: _Text = choice[part]["content"] if part else choice["text"]
+        return text
 
     def _as_whole(self, choice: Mapping[str, Any]) -> dict[str, Any]:
         dialect = self._dialect
@@ -393,6 +432,16 @@ def _plain_text(dialect: Dialect, choices: list[dict[str, Any]]) -> str | None:
         return None
     text = holder.get(field)
     return text if isinstance(text, str) else None
+
+
+def _adds_text_only(dialect: Dialect, choice: dict[str, Any]) -> bool:
+    """Whether what a plain chunk says beside its text is the same if it is said twice."""
+    said = dialect.delta or "text"
+    return "message" not in choice and all(
+        value is None or not (name in _GROWING or isinstance(value, list))
+        for name, value in choice.items()
+        if name != said
+    )
 
 
 def _shape(dialect: Dialect, choice: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,14 @@ class SseDecoder:
     def feed(self, data: bytes) -> list[bytes]:
         """The blocks that are complete now. Raises EventTooLargeError past the limit."""
         known_bytes = len(self._buffer)
+        if (
+            data.endswith(b"\n\n")
+            and not known_bytes
+            and not self._is_start
+            and data.find(b"\n\n") == len(data) - 2
+            and b"\r" not in data
+        ):
+            return [data]  # one event, as most servers send each
         buffer = self._buffer + data if known_bytes else data
         if self._is_start and buffer:
             self._is_start = _BOM.startswith(buffer[:3]) and len(buffer) < 3

@@ -5,6 +5,7 @@ one of them was decoded, the next ones are told by their first and last bytes, a
 between is decoded.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import jiter
@@ -47,42 +48,72 @@ class Template:
         return text
 
 
-class Templates:
-    """Finds the template of a stream, and finds it again when it changes (a new `created`)."""
+class PlainEvents:
+    """Feeds an Assembler with the events that are plain, by the stream's template, which it finds,
+    and finds again when it changes (a new `created`)."""
 
-    __slots__ = ("_dialect", "_known", "_tries_left", "current")
+    __slots__ = ("_assembler", "_current", "_dialect", "_known", "_tries_left", "tells_usage")
 
-    def __init__(self, dialect: openai.Dialect) -> None:
-        self.current: Template | None = None
-        """The form of the last event, if it was a plain one."""
+    def __init__(self, assembler: openai.Assembler, dialect: openai.Dialect) -> None:
+        self.tells_usage = False  # the last event, and so each plain one after it
+        self._assembler = assembler
         self._dialect = dialect
+        self._current: Template | None = None  # the last event's, if that was a plain one
         self._known: Template | None = None
         self._tries_left = _MOST_TRIES
 
-    def learn(self, block: bytes, text: str | None) -> None:
-        """The next event, which had to be decoded, and the text that is all it adds: None if it
-        isn't plain. Whoever changes every chunk beside its text isn't tried for ever."""
-        self.current = None
+    def take(self, block: bytes) -> bool:
+        """Whether the bytes are one event, and like the last one but for its text; then that is
+        fed."""
+        if self._current is None:
+            return False
+        text = self._current.text_in(block)
+        if text is None:
+            return False
+        self._assembler.feed_text(text)
+        self._tries_left = _MOST_TRIES
+        return True
+
+    def feed(self, block: bytes, chunk: Mapping[str, Any]) -> None:
+        """An event that had to be decoded. Raises ValueError as the Assembler does. Whoever
+        changes each chunk beside its text isn't tried for ever."""
+        self._current = None
+        self._assembler.feed(chunk)
+        text = self._assembler.plain_text
         if text is None:
             return
+        self.tells_usage = "usage" in chunk
         if self._known is not None and self._known.text_in(block) == text:
-            self._tries_left = _MOST_TRIES
-            self.current = self._known
+            self._current = self._known
         elif self._tries_left:
             self._tries_left -= 1
-            self._known = self.current = _template_of(block, text, self._dialect)
+            self._known = self._current = _template_of(block, chunk, self._dialect)
 
 
-def _template_of(block: bytes, text: str, dialect: openai.Dialect) -> Template | None:
-    """The block's form. That the place of its text is found is checked: with another string there
-    the chunk must be the same but for its text."""
+def _template_of(
+    block: bytes, chunk: Mapping[str, Any], dialect: openai.Dialect
+) -> Template | None:
+    """The form of this plain chunk's event. That its text stands where it was found is checked by
+    putting another string there: only its text may change. (A chunk with floats has no form: as
+    they are kept as spelled, they equal nothing, and the Assembler takes them for changed.)"""
+    holder, field = _place(chunk, dialect)
+    text = holder[field]
     before, found, after = block.partition(openai.encode(text))
-    # A line feed that may belong to the blank line can still be to come after any other end.
-    if not found or not after.endswith((b"\n\n", b"\r\n\r\n")):
+    # After any other end than these, a line feed that belongs to it may be still to come.
+    if not found or text == _HOLE or not after.endswith((b"\n\n", b"\r\n\r\n")):
         return None
     try:
-        chunk = _holder_of(block, dialect)
-        holed = _holder_of(b'%b"%b"%b' % (before, _HOLE.encode(), after), dialect)
-    except ValueError:
-        return None
-    return None
+        holed = openai.decode(data_of(b'%b"%b"%b' % (before, _HOLE.encode(), after)) or b"")
+        holder, field = _place(holed, dialect)
+        if holder[field] != _HOLE:
+            return None
+    except (ValueError, LookupError):
+        return None  # what was found was a key, or no string at all
+    holder[field] = text
+    return Template(before, after) if holed == chunk else None
+
+
+def _place(chunk: Mapping[str, Any], dialect: openai.Dialect) -> tuple[dict[str, Any], str]:
+    """What holds the first choice's text, and under which name."""
+    choice = chunk["choices"][0]
+    return (choice[dialect.delta], "content") if dialect.delta else (choice, "text")

@@ -203,6 +203,51 @@ def test_who_joins_in_mid_stream_gets_everything_from_the_first_chunk(
         assert deltas(answers[1]) == deltas(answers[0])
 
 
+ONE_OF_EACH: list[dict[str, Any]] = [
+    {"delta": {"role": "assistant", "content": ""}},
+    *({"delta": {"content": text}} for text in ["one", " two", ' "three"', "\n", " é", " 😀", ""]),
+    {"created": 7, "choices": [{"index": 0, "delta": {"content": " later"}}]},
+    *({"created": 8, "choices": [{"index": 0, "delta": {"content": text}}]} for text in "abc"),
+    {"delta": {"tool_calls": [{"index": 0, "id": "t", "function": {"name": "f"}}]}},
+    {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}},
+    *({"delta": {"content": text}} for text in [" and", " on"]),
+    {"choices": [{"index": 0, "delta": {"content": "!"}}], "usage": None},
+    {"choices": [{"index": 0, "delta": {"content": "?"}}], "usage": None},
+    {"delta": {}, "finish_reason": "stop"},
+]
+
+
+@pytest.mark.parametrize("chunk_delay_s", [0.0, 0.02], ids=["at-once", "one-by-one"])
+def test_every_listener_is_told_each_event_as_the_engine_said_it(
+    gateway: Gateway, fake: Fake, chunk_delay_s: float
+) -> None:
+    reply = {"sse": [*ONE_OF_EACH, "[DONE]"], "chunk_delay_s": chunk_delay_s, "delay_s": 0.1}
+    fake.script(reply)
+    text = f"one of each {chunk_delay_s}"
+    with clients(gateway, 3) as (leader, early, late):
+        lead(leader, fake, post(chat(text, stream=True)))
+        follow(gateway, [early], [post(chat(text, stream=True))])
+        start = b"".join(b"".join(leader.until(b"\n\n\r\n")) for _ in range(4))
+        follow(gateway, [late], [post(chat(text, stream=True))])
+        leader.unread = start + leader.unread
+        answers = [leader.answer(), early.answer(), late.answer()]
+        answers.append(late.ask(post(chat(text, stream=True))))
+        whole = late.ask(post(chat(text)))
+    assert fake.calls == 1
+    told = [event.get("choices") or [{"index": 0, **event}] for event in ONE_OF_EACH]
+    for answer in answers:
+        assert answer.events[-1] == "[DONE]"
+        assert [[{"finish_reason": None, **choices[0]}] for choices in deltas(answer)] == [
+            [{"finish_reason": None, **choices[0]}] for choices in told
+        ]
+    times = [event.get("created") for event in ONE_OF_EACH]
+    first = answers[0].events[0]["created"]
+    assert [e["created"] for e in answers[0].events[:-1]] == [one or first for one in times]
+    message = whole.json["choices"][0]["message"]
+    assert message["content"] == 'one two "three"\n é 😀 laterabc and on!?'
+    assert message["tool_calls"] == [{"id": "t", "function": {"name": "f", "arguments": "{}"}}]
+
+
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 @pytest.mark.parametrize("leave", ["close", "reset"])
 def test_a_leader_that_leaves_harms_nobody(
@@ -415,6 +460,18 @@ def test_a_listener_that_is_slower_than_the_buffer_is_cut_and_the_fast_one_compl
     assert not answer.is_complete
     assert 0 < len(answer.body) < 30_000_000
     assert fake.calls == 1
+
+
+def test_a_client_that_takes_nothing_holds_the_engine_up(gateway: Gateway, fake: Fake) -> None:
+    fake.script(events_of(30_000_000, 8_000))
+    memory = PeakMemory(gateway.worker_pid)
+    with Raw(gateway.port, receive_bytes=16_384) as slow:
+        lead(slow, fake, post(chat("held up", stream=True)))
+        slow.unread = slow.read()
+        time.sleep(1.0)  # more than it takes to send all of it
+        assert fake.log["running"] == 1
+        assert memory.grown_bytes < 24 * MIB
+        assert len(said(slow.answer())) == 30_000_000
 
 
 # Stored, and when ----------------------------------------------------------------------------

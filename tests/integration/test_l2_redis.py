@@ -173,7 +173,8 @@ def test_a_full_server(fake: Fake, tmp_path: Path, server: RedisServer) -> None:
     with compared(fake, tmp_path, server.url) as (gateway, comparison):
         assert stores(gateway)
         server.config_set("maxmemory-policy", "noeviction")
-        server.config_set("maxmemory", "1mb")  # less than it needs for itself
+        server.ask("SET", "somebody's", "x" * 4_000_000)
+        server.config_set("maxmemory", "2mb")
         wait_for(lambda: gateway.stats["l2"]["events"].get("put-full", 0) > 0)
         added = comparison.added_s(150)
         print(shown("full", added))

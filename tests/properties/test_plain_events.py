@@ -13,11 +13,11 @@ from preheat.wire.sse import SseDecoder, data_of
 from preheat.wire.template import PlainEvents
 from properties import json_bodies
 
-odd_texts = st.sampled_from(
-    ["", "content", "delta", "choices", "text", ",", ":", '"', "\\", "\n", "here stands the text"]
-    + ["m", "stop", "null", "é", "😀", "\u2028", "\x7f", "{", '","content":"', "data: x"]
+keys = ["content", "delta", "choices", "text", "m", "stop", "null", "here stands the text"]
+signs = ["", ",", ":", '"', "\\", "\n", "é", "😀", "\u2028", "\x7f", "{", '","content":"']
+texts = (
+    st.sampled_from(["a", " word", "seven"]) | st.sampled_from([*keys, *signs]) | json_bodies.texts
 )
-texts = st.sampled_from(["a", " word", "seven"]) | odd_texts | json_bodies.texts
 
 outer = st.fixed_dictionaries(
     {},

@@ -493,6 +493,105 @@ async def test_two_tasks_cannot_read_one_response() -> None:
         first.cancel()
 
 
+# A sink, which is offered what comes while the reader waits.
+
+
+class Drip:
+    """Sends a piece whenever it is told to."""
+
+    def __init__(self) -> None:
+        self.pieces: asyncio.Queue[bytes] = asyncio.Queue()
+        self.is_left = asyncio.Event()
+
+    async def script(
+        self, engine: Engine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await engine.read_request(reader)
+        writer.write(CHUNKED)
+        while piece := await self.pieces.get():
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        writer.write(b"0\r\n\r\n")
+        await reader.read()
+        self.is_left.set()
+
+
+@pytest.mark.asyncio
+async def test_what_a_sink_takes_the_reader_does_not_see() -> None:
+    drip, taken = Drip(), []
+
+    def sink(piece: bytes) -> bool:
+        drip.pieces.put_nowait(said.pop(0))
+        if piece in b"aeiou":
+            taken.append(piece)
+        return piece in b"aeiou"
+
+    said = [b"c", b"e", b"i", b"d", b"u", b""]
+    async with serve(drip.script) as engine, client_of(engine) as client:
+        response = await get(client)
+        response.hand_to(sink)
+        drip.pieces.put_nowait(b"a")
+        assert [piece async for piece in response] == [b"c", b"d"]
+        assert (taken, said) == ([b"a", b"e", b"i", b"u"], [])
+        assert client.in_flight == 0
+
+
+@pytest.mark.asyncio
+async def test_a_sink_is_offered_nothing_while_the_reader_is_busy() -> None:
+    drip, offered = Drip(), []
+    async with serve(drip.script) as engine, client_of(engine) as client:
+        response = await get(client)
+        response.hand_to(lambda piece: offered.append(piece) or True)
+        drip.pieces.put_nowait(b"early")
+        await until(lambda: response._exchange.pieces)
+        drip.pieces.put_nowait(b" and next")
+        await until(lambda: response._exchange.buffered_bytes == 14)
+        assert b"".join([await anext(response)]) == b"early and next"
+        waiting = asyncio.ensure_future(anext(response, b"the end"))
+        await asyncio.sleep(0)
+        drip.pieces.put_nowait(b"late")
+        await until(lambda: offered)
+        drip.pieces.put_nowait(b"")
+        assert await waiting == b"the end"
+    assert offered == [b"late"]
+
+
+@pytest.mark.asyncio
+async def test_what_a_sink_takes_puts_off_the_deadline_by_idle_s() -> None:
+    drip = Drip()
+    timeouts = Timeouts(idle_s=0.3)
+    async with serve(drip.script) as engine, client_of(engine, timeouts=timeouts) as client:
+        response = await get(client)
+        response.hand_to(lambda _: True)
+        waiting = asyncio.ensure_future(anext(response))
+        for _ in range(8):
+            await asyncio.sleep(0.1)
+            drip.pieces.put_nowait(b"more")
+        assert not waiting.done()
+        with pytest.raises(EngineError) as caught:
+            await waiting
+        assert caught.value.kind == "timeout-idle"
+        drip.pieces.put_nowait(b"")
+        await asyncio.wait_for(drip.is_left.wait(), 5)
+
+
+@pytest.mark.asyncio
+async def test_what_a_sink_raises_the_reader_meets() -> None:
+    drip = Drip()
+
+    def sink(_: bytes) -> bool:
+        raise ArithmeticError("a bug")
+
+    async with serve(drip.script) as engine, client_of(engine) as client:
+        response = await get(client)
+        response.hand_to(sink)
+        drip.pieces.put_nowait(b"a")
+        with pytest.raises(ArithmeticError, match="a bug"):
+            await anext(response)
+        assert client.in_flight == 0
+        drip.pieces.put_nowait(b"")
+        await asyncio.wait_for(drip.is_left.wait(), 5)
+
+
 # When the engine fails.
 
 

@@ -151,6 +151,30 @@ async def test_a_slow_reader_holds_up_only_its_own_stream(peer: Http2Peer, tls: 
     assert peer.connections == 1
 
 
+async def test_what_a_sink_takes_is_given_back_to_the_window(peer: Http2Peer, tls: Tls) -> None:
+    async with client_of(peer.url, tls) as client:
+        response = await post(client, "large")
+        taken = [len(await anext(response))]
+        response.hand_to(lambda piece: taken.append(len(piece)) or True)
+        missed = [len(piece) async for piece in response]
+        assert sum(taken) + sum(missed) == 4 * MIB
+
+
+async def test_what_a_sink_takes_puts_off_the_deadline_by_idle_s(peer: Http2Peer, tls: Tls) -> None:
+    async with client_of(peer.url, tls, Timeouts(idle_s=0.3)) as client:
+        response = await post(client, "stuck")
+        assert await anext(response) == b"first"
+        response.hand_to(lambda _: True)
+        waiting = asyncio.ensure_future(anext(response))
+        for _ in range(5):
+            await asyncio.sleep(0.1)
+            response._exchange.on_body(b"more")  # as the connection does
+        assert not waiting.done()
+        with pytest.raises(EngineError) as caught:
+            await waiting
+        assert caught.value.kind == "timeout-idle"
+
+
 async def test_who_is_cancelled_before_the_head_resets_the_stream(
     peer: Http2Peer, tls: Tls
 ) -> None:

@@ -6,14 +6,14 @@ what one of them paid for all of them get.
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from preheat.core.types import Epoch, Request, Usage
 from preheat.errors import EngineError
 from preheat.gateway import heads
-from preheat.gateway.listeners import Call, Listener, Piece
+from preheat.gateway.buffer import Buffer, Piece
+from preheat.gateway.listeners import Call, Listener
 from preheat.gateway.upstreams import shown_of
 from preheat.transport.client import Response
 from preheat.transport.server import Exchange
@@ -22,7 +22,6 @@ from preheat.wire.sse import EventTooLargeError, SseDecoder, data_of
 from preheat.wire.template import PlainEvents
 
 BUFFER_BYTES: Final = 8_388_608
-_PIECE_BYTES: Final = 160  # what an event costs beside its bytes
 _NO_ANSWER: Final = frozenset({"no-choices", "error-event", "bad-chunk", "bad-form"})
 _DOWN: Final = frozenset({502, 503, 504})
 _FAILING: Final = frozenset({500, 502, 503, 504})  # RFC 5861, section 4
@@ -103,9 +102,7 @@ class Flight:
         self._head = b""
         self._content_type = heads.JSON
         self._retry_after = b""
-        self._pieces: deque[Piece] = deque()
-        self._first = 0
-        self._buffered_bytes = 0
+        self._buffer = Buffer(BUFFER_BYTES)
         self._assembler: openai.Assembler | None = openai.Assembler(call.dialect)
         self._decoder = SseDecoder(BUFFER_BYTES)
         self._plain: PlainEvents | None = None
@@ -411,20 +408,25 @@ class Flight:
     def _take_at_once(self, part: bytes) -> bool:
         """Whether the part is a plain event that a listener can take now; then it's handed on.
         With any other the task has to deal, which can wait."""
+        return (
+            not self._is_ended
+            and not self._decoder.rest
+            and self._can_hand_on()
+            and self._buffer.has_room(len(part))
+            and self._take_plain(part)
+        )
+
+    def _take_plain(self, block: bytes) -> bool:
         plain = self._plain
-        if plain is None or self._is_ended or self._decoder.rest or not self._can_hand_on():
+        if plain is None or not plain.take(block):
             return False
-        if self._buffered_bytes + len(part) + _PIECE_BYTES > BUFFER_BYTES or not plain.take(part):
-            return False
-        self._push(Piece(part, is_chunk=True, tells_usage=plain.tells_usage))
+        self._push(Piece(block, is_chunk=True, tells_usage=plain.tells_usage))
         return True
 
     def _take_block(self, block: bytes) -> None:
         if self._is_ended:
             return  # bytes after [DONE] are nobody's
-        plain = self._plain
-        if plain is not None and plain.take(block):
-            self._push(Piece(block, is_chunk=True, tells_usage=plain.tells_usage))
+        if self._take_plain(block):
             return
         data = data_of(block)
         if data is None:
@@ -435,6 +437,7 @@ class Flight:
             self._push(self._read(block, data))
 
     def _read(self, block: bytes, data: bytes) -> Piece:
+        """An event that has to be decoded."""
         chunk: dict[str, Any] | None = None
         try:
             chunk = openai.decode(data)
@@ -490,9 +493,7 @@ class Flight:
     # the buffer
 
     def _push(self, piece: Piece) -> None:
-        self._pieces.append(piece)
-        self._buffered_bytes += len(piece.raw) + _PIECE_BYTES
-        if self._buffered_bytes > BUFFER_BYTES:
+        if not self._buffer.add(piece):
             if not self._is_overflown:
                 self._overflow()
             self._forget_pieces()
@@ -517,11 +518,9 @@ class Flight:
         self._cancel_if_alone()
 
     def _forget_pieces(self) -> None:
-        while self._buffered_bytes > BUFFER_BYTES and len(self._pieces) > 1:
-            self._buffered_bytes -= len(self._pieces.popleft().raw) + _PIECE_BYTES
-            self._first += 1
+        self._buffer.shrink()
         for listener in tuple(self.listeners):
-            if listener.position < self._first and self._listens_to_pieces(listener):
+            if listener.position < self._buffer.start and self._listens_to_pieces(listener):
                 listener.exchange.cut()
                 self._done(listener)
 
@@ -532,12 +531,12 @@ class Flight:
         """Send what the listener can take now."""
         if not self._listens_to_pieces(listener):
             return
-        exchange = listener.exchange
-        end = self._first + len(self._pieces)
+        exchange, buffer = listener.exchange, self._buffer
+        end = buffer.end
         while listener.position < end and exchange.is_writable and not exchange.is_done:
             if not exchange.is_started:
                 self._begin(listener)
-            listener.take(self._pieces[listener.position - self._first], self.call)
+            listener.take(buffer[listener.position], self.call)
             listener.position += 1
         if listener.position == end:
             if self._caught_up is not None:
@@ -566,14 +565,14 @@ class Flight:
         self.paced_s += self._clock() - began_at
 
     def _is_held_up(self) -> bool:
-        end = self._first + len(self._pieces)
+        end = self._buffer.end
         return bool(self.listeners) and not any(
             one.position == end or not self._listens_to_pieces(one) for one in self.listeners
         )
 
     def _can_hand_on(self) -> bool:
         """Whether one more piece would leave nobody waiting for the fastest listener."""
-        end = self._first + len(self._pieces)
+        end = self._buffer.end
         for one in self.listeners:
             is_up = one.position == end and one.exchange.is_writable
             if is_up or not self._listens_to_pieces(one):

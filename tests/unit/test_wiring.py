@@ -13,6 +13,7 @@ from preheat.config import Choice, EngineSettings, Settings
 from preheat.core import admission, eviction
 from preheat.core.admission.doorkeeper import Doorkeeper
 from preheat.core.eviction.lru import Lru
+from preheat.engines.child import weights_of
 from preheat.errors import ConfigError
 from preheat.telemetry.logs import Log
 
@@ -109,9 +110,9 @@ def test_without_engines_there_is_the_embedded_one() -> None:
 def test_a_model_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = tmp_path / "none.gguf"
     with pytest.raises(ConfigError, match=r"engines.e.model: there is no file .*none.gguf"):
-        wiring.weights_of("e", EngineSettings(kind="embedded", model=str(path)))
+        weights_of("e", str(path))
     path.write_bytes(b"")
-    assert wiring.weights_of("e", EngineSettings(kind="embedded", model=str(path))) == path
+    assert weights_of("e", str(path)) == path
 
 
 @pytest.fixture

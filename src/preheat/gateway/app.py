@@ -71,7 +71,6 @@ class Gateway:
         self._ticker: asyncio.Task[None] | None = None
         self._is_started = False
         self.reload: Reload
-        self.admin_url = ""  # empty where the admin routes are on the gateway's own port
 
     def mount(self, app: App, *, apart: bool) -> None:
         """The application behind the ASGI door; `apart` keeps it off the gateway's own port."""
@@ -93,12 +92,6 @@ class Gateway:
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
         """Accept requests; the port that was taken."""
         return await self._server.listen(host, port, tls)
-
-    async def listen_admin(self, host: str, port: int) -> None:
-        """Accept admin requests on a port of their own, at `admin_url`."""
-        self._admin_server = HttpServer(self._handle_admin, self._refuse, self._server.limits)
-        port = await self._admin_server.listen(host, port)
-        self.admin_url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def accept(self, listening: Sequence[socket.socket], tls: ssl.SSLContext | None) -> None:
         """Accept requests at these sockets."""

@@ -99,17 +99,6 @@ def assemble(
     return gateway
 
 
-async def listen(gateway: Gateway, settings: Settings) -> str:
-    """Start accepting requests; the gateway's URL."""
-    host, port = config.address_of(settings.listen.address, "listen.address")
-    tls = wiring.tls(settings)
-    port = await gateway.listen(host, port, tls)
-    if settings.admin.listen:
-        await gateway.listen_admin(*config.address_of(settings.admin.listen, "admin.listen"))
-    shown = f"[{host}]" if ":" in host else host
-    return f"{'https' if tls else 'http'}://{shown}:{port}"
-
-
 async def accept(
     gateway: Gateway,
     settings: Settings,

@@ -83,6 +83,7 @@ class Flight:
         self.epoch = epoch
         self.generation = generation
         self.is_leased = is_leased
+        self.is_outdated = False  # its key was made before the engines were changed
         self.source: Exchange | None = None  # of a refresh, which nobody listens to
         self.asked_at = clock()
         self.first_at = 0.0  # when the first byte of an answer came

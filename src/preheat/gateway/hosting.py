@@ -11,7 +11,7 @@ from preheat.core.types import Invalidation, Removed
 from preheat.engines.child import Address
 
 
-class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process. `generation` counts those that its slot has had; `started_at` is
     wall-clock time; `rss_bytes` is 0 where the system doesn't tell."""
 
@@ -41,7 +41,7 @@ class Host(Protocol):
     ) -> Removed:
         """Forget it in every L1 of this machine, as the board's `number`; what they held."""
 
-    async def workers(self) -> list[WorkerState]:
+    async def workers(self) -> list[ProcessState]:
         """All worker processes that there are now; none where nothing supervises any."""
 
     def where(self, engine: str) -> Callable[[], Address | None] | None:
@@ -79,7 +79,7 @@ class Alone:
         assert self.gateway is not None
         return await self.gateway.invalidate(what, number, dry_run)
 
-    async def workers(self) -> list[WorkerState]:
+    async def workers(self) -> list[ProcessState]:
         """None."""
         return []
 

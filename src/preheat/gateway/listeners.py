@@ -44,6 +44,7 @@ class Listener:
         "request",
         "started_at",
         "status",
+        "version",
     )
 
     def __init__(
@@ -61,6 +62,7 @@ class Listener:
         self.started_at = started_at
         self.is_leader = True
         self.is_stood_in = False  # by a stale answer
+        self.version = 0  # of the table of engines that its key was made with
         self.position = 0
         self.created = 0
         self.status = 0  # what it was told

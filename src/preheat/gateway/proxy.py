@@ -213,6 +213,7 @@ class Proxy:
                 clock=self._clock,
                 is_leased=is_leased,
             )
+            flight.is_outdated = listener.version != self._upstreams.version
             if is_background:
                 flight.source = listener.exchange
             else:
@@ -241,7 +242,9 @@ class Proxy:
 
     def _listener(self, exchange: Exchange, request: Request, now: float) -> Listener:
         name = openai.DIALECTS[exchange.path].id_prefix + request.id
-        return Listener(exchange, request, name, "", now)
+        listener = Listener(exchange, request, name, "", now)
+        listener.version = self._upstreams.version
+        return listener
 
     # What a look-up asks and tells.
 
@@ -340,7 +343,7 @@ class Proxy:
             answer=answer,
             size_bytes=answer.size_bytes if answer is not None else 0,
             usage=flight.usage,
-            unstorable=flight.unstorable or ("" if answer is not None else "no-answer"),
+            unstorable=_why_unstorable(flight),
             joined=flight.joined if flight.status == 200 else (),
             epoch=flight.epoch,
             status=flight.status,
@@ -448,6 +451,13 @@ class Proxy:
                 duration_s=int(duration_s * 1_000_000) / 1_000_000,
             )
         )
+
+
+def _why_unstorable(flight: Flight) -> str:
+    if flight.is_outdated:
+        return "reloaded"
+    has_answer = flight.answer is not None or flight.refusal is not None
+    return flight.unstorable or ("" if has_answer else "no-answer")
 
 
 class _RequestLine(msgspec.Struct, kw_only=True, gc=False):

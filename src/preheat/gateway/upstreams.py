@@ -55,14 +55,14 @@ class Upstreams:
 
     def __init__(self, table: Table, via: bytes) -> None:
         self._via = via
-        self._version = 0
+        self.version = 0
         self.change(table)
 
     def change(self, table: Table) -> None:
         """From now on this holds. Raises ConfigError for a table without engines."""
         if not table.engines:
             raise ConfigError("no engine is configured")
-        self._version += 1
+        self.version += 1
         self.engines = table.engines
         self.models = table.models
         self._first = next(iter(table.engines))
@@ -107,14 +107,14 @@ class Upstreams:
         """What goes upstream with a cacheable request: what the key holds, and what can't matter.
         Worked out once for a head, as long as the table stays."""
         kept = head.memory.sent if isinstance(head.memory, Sender) else {}
-        found = kept.get((self._version, engine.name))
+        found = kept.get((self.version, engine.name))
         if found is None:
             headers = head.headers
             names = (*_PLAIN, *_KEYED, *self._forward_headers.get(engine.name, ()))
             found = [(name, headers[name]) for name in dict.fromkeys(names) if name in headers]
             found += [(b"accept-encoding", b"identity"), self._passed_via(headers)]
             kept.clear()
-            kept[self._version, engine.name] = found
+            kept[self.version, engine.name] = found
         return found
 
     def passed_headers(self, headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:

@@ -13,7 +13,7 @@ from preheat.core.ledger import Account, AccountName
 from preheat.core.stats import Snapshot
 from preheat.core.types import Invalidation, Removed
 from preheat.engines.child import Address
-from preheat.gateway.hosting import WorkerState
+from preheat.gateway.hosting import ProcessState
 
 _MOST_INT: Final = 2**63 - 1
 
@@ -162,7 +162,7 @@ class Forgotten(_Message, frozen=True):
 class Workers(_Message, frozen=True):
     """All workers that there are now."""
 
-    workers: list[WorkerState]
+    workers: list[ProcessState]
 
 
 ToWorker = (

@@ -7,7 +7,7 @@ from preheat.core.stats import Snapshot
 from preheat.core.types import Invalidation, Removed
 from preheat.engines.child import Address
 from preheat.errors import UpstreamError
-from preheat.gateway.hosting import WorkerState
+from preheat.gateway.hosting import ProcessState
 from preheat.host import messages
 from preheat.host.channel import Channel, ChannelError
 from preheat.host.messages import Message
@@ -42,7 +42,7 @@ class HostView:
         message = messages.Invalidate(what, number, dry_run)
         return (await self._ask(message, messages.Forgotten)).removed
 
-    async def workers(self) -> list[WorkerState]:
+    async def workers(self) -> list[ProcessState]:
         """All workers that there are now."""
         return (await self._ask(messages.AskWorkers(), messages.Workers)).workers
 

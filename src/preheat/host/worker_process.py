@@ -16,7 +16,7 @@ from preheat.config import Settings
 from preheat.core.stats import Snapshot
 from preheat.engines.child import Address
 from preheat.errors import ConfigError
-from preheat.gateway.hosting import WorkerState
+from preheat.gateway.hosting import ProcessState
 from preheat.host import messages
 from preheat.host.channel import Channel
 from preheat.host.messages import Message
@@ -165,9 +165,9 @@ class WorkerProcess:
             return f"signal {signal.Signals(-code).name}"
         return f"signal {-code}"
 
-    def describe(self) -> WorkerState:
+    def describe(self) -> ProcessState:
         """What an operator sees of it."""
-        return WorkerState(
+        return ProcessState(
             pid=self.pid,
             slot=self.slot,
             generation=self.generation,

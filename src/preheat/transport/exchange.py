@@ -166,7 +166,7 @@ class Exchange:
         self._wake()
 
     def on_body(self, piece: bytes) -> None:
-        if self.sink is not None and not self.pieces and self._is_taken_by(self.sink, piece):
+        if self.sink is not None and self._is_taken_by(self.sink, piece):
             return
         self.pieces.append(piece)
         self.buffered_bytes += len(piece)

@@ -105,11 +105,9 @@ def _template_of(
     try:
         holed = openai.decode(data_of(b'%b"%b"%b' % (before, _HOLE.encode(), after)) or b"")
         holder, field = _place(holed, dialect)
-        if holder[field] != _HOLE:
-            return None
+        holder[field] = text
     except (ValueError, LookupError):
         return None  # what was found was a key, or no string at all
-    holder[field] = text
     return Template(before, after) if holed == chunk else None
 
 

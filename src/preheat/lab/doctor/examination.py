@@ -9,6 +9,7 @@ import msgspec
 
 from preheat import config, wiring
 from preheat.config import EngineSettings, Settings
+from preheat.engines.child import weights_of
 from preheat.errors import ConfigError
 from preheat.lab.doctor.engine import EngineCase, examine_engine
 from preheat.lab.doctor.finding import Finding
@@ -16,7 +17,6 @@ from preheat.lab.doctor.folder import examine_folder
 from preheat.lab.doctor.gateway import examine_gateway
 
 _NO_START: Final = "serve doesn't start with it"
-_SECRET_CHARACTERS: Final = 32
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,10 +83,10 @@ def refused_settings(error: ConfigError) -> Finding:
 def _secret(settings: Settings, environment: Mapping[str, str]) -> None:
     if settings.exact.secret_env:
         text = config.secret_from(settings.exact.secret_env, "exact.secret_env", environment)
-        if len(text) < _SECRET_CHARACTERS:
+        if len(text) < wiring.SECRET_CHARACTERS:
             raise ConfigError(
                 f"exact.secret_env: {settings.exact.secret_env} has fewer than "
-                f"{_SECRET_CHARACTERS} characters"
+                f"{wiring.SECRET_CHARACTERS} characters"
             )
 
 
@@ -138,7 +138,7 @@ async def _engine(
 def _embedded(name: str, engine: EngineSettings) -> Finding:
     """It lives within `serve`, so only its parts can be looked at."""
     try:
-        weights = wiring.weights_of(name, engine)
+        weights = weights_of(name, engine.model)
     except ConfigError as error:
         return refused_settings(error)
     if find_spec("xllamacpp") is None:

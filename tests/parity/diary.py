@@ -30,8 +30,10 @@ class Diary:
         )
         return effects
 
-    def on_failure(self, request: Request, reason: str, service_s: float) -> None:
-        self._controller.on_failure(request, reason, service_s)
+    def on_failure(
+        self, request: Request, reason: str, service_s: float, *, is_refresh: bool = False
+    ) -> None:
+        self._controller.on_failure(request, reason, service_s, is_refresh=is_refresh)
         self.lines.append(("failure", number_of(request), reason, service_s))
 
     def on_miss(self, request: Request, now: float) -> Decision:

@@ -114,15 +114,15 @@ class Controller:
         The entries' times are on the clock of `now`. They fill L1 for the life they have left.
         """
         ask = request.ask
-        best: Record | None = None
+        best: tuple[Record, Hit] | None = None
         for entry in entries:
             record = self._take_in(request, entry, now)
             if record is not None and self._serves(request, record, now):
-                best = record
+                best = (record, record.hit)  # the next one may push it out of L1
         if best is not None:
             self._end_flight(request)
-            self._ledger.account(request.tenant, ask.model, "exact", "l2").save(best.share)
-            return self._tell(request, best, best.hit, now)
+            self._ledger.account(request.tenant, ask.model, "exact", "l2").save(best[0].share)
+            return self._tell(request, *best, now)
         if request.want.only_if_cached:
             self._end_flight(request)
             return Reject(504, "only-if-cached")
@@ -162,7 +162,12 @@ class Controller:
         """The one report: books the answer and decides whether it is kept."""
         request = outcome.request
         self._ledger.book_forward(
-            request.tenant, request.ask.model, fwd_reason, outcome.usage, outcome.service_s
+            request.tenant,
+            request.ask.model,
+            fwd_reason,
+            outcome.usage,
+            outcome.service_s,
+            is_refresh=outcome.is_refresh,
         )
         if outcome.joined:
             share = self._ledger.share_of(request.ask.model, outcome.usage, outcome.service_s)
@@ -188,22 +193,32 @@ class Controller:
         """What became of an entry's way to L2: empty where it has arrived."""
         self._counters.bump(self._counters.l2, f"put-{why_not}" if why_not else "put")
 
-    def on_failure(self, request: Request, reason: str, service_s: float) -> None:
+    def on_failure(
+        self, request: Request, reason: str, service_s: float, *, is_refresh: bool = False
+    ) -> None:
         """The request's flight ended without an answer. Its engine may have worked all the same:
         the seconds are booked, under this reason; what was paid for nobody says."""
         self._ledger.book_forward(
-            request.tenant, request.ask.model, reason, usage=None, service_s=service_s
+            request.tenant,
+            request.ask.model,
+            reason,
+            usage=None,
+            service_s=service_s,
+            is_refresh=is_refresh,
         )
         self._end_flight(request)
 
-    def on_error(self, request: Request, now: float) -> Hit | None:
-        """Its engine gave no answer: an expired one, where such a one may stand in for it."""
+    def on_error(self, request: Request, now: float, booked: str = "") -> Hit | None:
+        """Its engine gave no answer: an expired one, where such a one may stand in for it.
+        `booked` is the reason under which the failure counts as its answer, if it does."""
         record = self._find(request.ask.key)
         if record is None or record.check != request.ask.check or self._why_unwanted(request):
             return None
         if not self._freshness_of(request.namespace).stands_in(record.hit, request.want, now):
             return None
         self._counters.bump(self._counters.stale, "stale-if-error")
+        if booked:
+            self._ledger.account(request.tenant, request.ask.model, "forward", booked).requests -= 1
         return self._use(record, now)
 
     def on_refresh(
@@ -261,8 +276,13 @@ class Controller:
         return _PATIENCE_S if expected_s is None else min(2.0 * expected_s, _LONGEST_PATIENCE_S)
 
     def keeps_refusal(self, request: Request, status: int) -> bool:
-        """Whether an engine's refusal with this status may be kept."""
-        return status in NEGATIVE and self._freshness_of(request.namespace).negative_ttl_s > 0
+        """Whether an engine's refusal with this status may be kept: not in the place of an answer,
+        nor where it may be about a field that isn't part of the key."""
+        if status not in NEGATIVE or not request.ask.is_bare:
+            return False
+        known = self._find(request.ask.key)
+        is_answered = known is not None and known.hit.status == 200
+        return not is_answered and self._freshness_of(request.namespace).negative_ttl_s > 0
 
     def _on_special(self, request: Request, now: float) -> Decision:
         """A request that bypasses the cache, or says how it wants it used."""
@@ -400,7 +420,8 @@ class Controller:
             entry.stored_at,
             entry.ttl_s,
             entry.answer,
-            freshness.plain_s(entry.ttl_s, entry.service_s),
+            # A refusal is for those only who ask as barely: never plainly told.
+            freshness.plain_s(entry.ttl_s, entry.service_s) if entry.status == 200 else 0.0,
             entry.status,
         )
         return Record(
@@ -488,12 +509,14 @@ class Controller:
         if left_s <= 0:
             is_accepted = -left_s < freshness.accepted_s(request.want)
             return "" if is_accepted else "stale-while-revalidate"
-        if age_s < hit.plain_s:
+        if age_s < hit.plain_s or hit.status != 200:
             return ""
         service_s = record.share.saved_by_us_ns / NANO
         return "early" if freshness.is_early(left_s, service_s, self._draw()) else ""
 
     def _serves(self, request: Request, record: Record, now: float) -> bool:
+        if record.hit.status != 200 and not request.ask.is_bare:
+            return False
         freshness = self._freshness_of(request.namespace)
         return record.check == request.ask.check and freshness.serves(record.hit, request.want, now)
 

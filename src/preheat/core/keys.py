@@ -320,6 +320,7 @@ def _ask(fields: Mapping[str, Any], digest: tuple[Key, Check] | None) -> Ask:
         stream=fields.get("stream") is True,
         include_usage=bool(options and options.get("include_usage")),
         has_stream_options="stream_options" in fields,
+        is_bare=IGNORED.isdisjoint(fields),
         bypass=bypass,
     )
 

@@ -18,7 +18,7 @@ _ACCOUNTS: Final = 4_096
 _NAME_CHARACTERS: Final = 128
 _OTHER: Final = "(other)"
 
-Layer = Literal["exact", "join", "forward"]
+Layer = Literal["exact", "join", "forward", "refresh"]
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -129,10 +129,17 @@ class Ledger:
         return self._prices.get(model, _FREE)
 
     def book_forward(
-        self, tenant: str, model: str, reason: str, usage: Usage | None, service_s: float
+        self,
+        tenant: str,
+        model: str,
+        reason: str,
+        usage: Usage | None,
+        service_s: float,
+        *,
+        is_refresh: bool = False,
     ) -> None:
-        """An engine computed an answer."""
-        account = self.account(tenant, model, "forward", reason)
+        """An engine computed an answer, for a client or to refresh one that was told already."""
+        account = self.account(tenant, model, "refresh" if is_refresh else "forward", reason)
         account.requests += 1
         account.paid_ns += round(service_s * NANO)
         if usage is None:

@@ -137,9 +137,9 @@ def hit_ratios(accounts: Accounts) -> dict[str, HitRatio]:
     """Request- and token-weighted hit ratio of each layer that spares an engine the work.
 
     The denominator holds every answer given to a cacheable path, whatever the reason why it was
-    forwarded; refused requests and passed-through paths aren't in it.
+    forwarded; refreshes, refused requests and passed-through paths aren't in it.
     """
-    whole = total(accounts)
+    whole = total({name: one for name, one in accounts.items() if name[2] != "refresh"})
     layers = {"exact": Account(), "join": Account()}
     for (_, _, layer, _), account in accounts.items():
         if layer in layers:

@@ -26,7 +26,8 @@ class Ask(msgspec.Struct, gc=False):
 
     `bypass` names the reason why the answer must be neither looked up nor stored, or is empty.
     `stream` and `include_usage` shape the reply only; they aren't part of the key.
-    `has_stream_options` says whether the body has that field at all. `record` is what the
+    `has_stream_options` says whether the body has that field at all, `is_bare` that it has
+    none of those that aren't part of the key: an engine's refusal may be about one of them. `record` is what the
     inventory last had under the key: a short cut that the controller checks and renews. `ref` is
     the request log's name for all this.
     """
@@ -38,6 +39,7 @@ class Ask(msgspec.Struct, gc=False):
     stream: bool = False
     include_usage: bool = False
     has_stream_options: bool = False
+    is_bare: bool = True
     bypass: str = ""
     record: Any = None
     ref: int = -1
@@ -128,7 +130,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     engine's, and other than 200 only where an error may be kept.
 
     `asked_at` is when the call began, `epoch` what was invalidated by then: a later invalidation
-    forbids keeping it. `service_s` is measured from there to the last byte. `joined` are the
+    forbids keeping it. `is_refresh`: nobody waited for it. `service_s` is measured from there to the last byte. `joined` are the
     followers it served.
     """
 
@@ -142,6 +144,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     joined: tuple[Request, ...] = ()
     epoch: Epoch = Epoch()
     status: int = 200
+    is_refresh: bool = False
 
 
 # Decisions -----------------------------------------------------------------------------------

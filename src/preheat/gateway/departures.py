@@ -56,9 +56,14 @@ class Departures:
         is_kept = len(self._idle) < _MOST_IDLE and not self.is_closing
         if is_kept:
             self._idle.append(hand)
-        else:
-            self._hands.discard(hand)
         return is_kept
+
+    def gone(self, hand: "_Hand") -> None:
+        """It has ended, perhaps before it began."""
+        self._hands.discard(hand)
+        if hand in self._idle:
+            self._idle.remove(hand)
+        hand.let_go()
 
     async def aclose(self) -> None:
         """End them all."""
@@ -78,6 +83,7 @@ class _Hand:
         self._venture = venture
         self._called: asyncio.Future[None] | None = None
         self.task = asyncio.get_running_loop().create_task(self._live())
+        self.task.add_done_callback(lambda _: departures.gone(self))
         venture.task = self.task
 
     def take(self, venture: Venture) -> None:
@@ -86,19 +92,34 @@ class _Hand:
         assert self._called is not None, "it rests"
         self._called.set_result(None)
 
+    def let_go(self) -> None:
+        """Its venture is over."""
+        self._departures.close(self._venture)
+        self._venture.task = None
+
     async def _live(self) -> None:
         while True:
-            try:
-                if self._called is not None:
-                    await self._called
-                await self._venture.run()
-            except asyncio.CancelledError:  # the venture's end, seldom ours
-                if self._departures.is_closing:
-                    raise
-                self.task.uncancel()
-            finally:
-                self._departures.close(self._venture)
-                self._venture.task = None
+            await self._see_through()
             self._called = asyncio.get_running_loop().create_future()
             if not self._departures.rests(self):
                 return
+
+    async def _see_through(self) -> None:
+        """The venture, to its end or to its cancelling, of which nothing is left for the next one."""
+        try:
+            if self._called is not None:
+                await self._called
+            await self._venture.run()
+        except asyncio.CancelledError:
+            if self._departures.is_closing:
+                raise
+            self.task.uncancel()
+        finally:
+            self.let_go()
+        while self.task.cancelling():  # it came when the venture was ending by itself
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                if self._departures.is_closing:
+                    raise
+            self.task.uncancel()

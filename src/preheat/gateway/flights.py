@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from preheat.core.types import Epoch, Request, Usage
+from preheat.core.types import Epoch, Key, Request, Usage
 from preheat.errors import EngineError
 from preheat.gateway import heads
 from preheat.gateway.buffer import Buffer, Piece
@@ -52,7 +52,7 @@ class Tower(Protocol):
     def on_bug(self, bug: Exception) -> None:
         """Something in it raised what nobody expected."""
 
-    def stand_in(self, listener: Listener) -> bool:
+    def stand_in(self, flight: "Flight", listener: Listener) -> bool:
         """The engine gave this listener nothing: whether it was given a stale answer instead."""
 
 
@@ -75,14 +75,16 @@ class Flight:
         generation: int,
         fallback: str,
         clock: Callable[[], float],
-        is_leased: bool = False,
+        leased: Key | None = None,
     ) -> None:
         self.call = call
         self.request = request
         self.reason = reason  # why it had to be
         self.epoch = epoch
         self.generation = generation
-        self.is_leased = is_leased
+        self.leased = leased
+        self.is_settled = False
+        self.failure = ""  # the reason under which its end without an answer is booked
         self.is_outdated = False  # its key was made before the engines were changed
         self.source: Exchange | None = None  # of a refresh, which nobody listens to
         self.asked_at = clock()
@@ -235,7 +237,7 @@ class Flight:
                 self._orphan(listener)
 
     def _stand_in(self, listener: Listener) -> bool:
-        if not self._tower.stand_in(listener):
+        if not self._tower.stand_in(self, listener):
             return False
         self._done(listener)
         return True

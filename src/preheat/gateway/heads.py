@@ -35,12 +35,13 @@ def hit(
     content_type: bytes,
     status: int = 200,
     detail: bytes = b"exact",
+    layer: bytes = b"exact",
 ) -> bytes:
     """The head of a stored answer; `label` is its key in hexadecimal."""
     return (
         b'%b%bCache-Status: preheat; hit; ttl=%d; key="%b"; detail=%b\r\n'
-        b"Age: %d\r\nX-Preheat-Layer: exact\r\nX-Preheat-Request: %b\r\n"
-        % (_LINES[status], content_type, floor(ttl_s), label, detail, age_s, request_id)
+        b"Age: %d\r\nX-Preheat-Layer: %b\r\nX-Preheat-Request: %b\r\n"
+        % (_LINES[status], content_type, floor(ttl_s), label, detail, age_s, layer, request_id)
     )
 
 

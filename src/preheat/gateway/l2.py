@@ -72,7 +72,7 @@ class L2:
         self._seen = Epoch()
         self._applied: set[int] = set()  # invalidations that we heard of before the board told us
         self._leased: set[Key] = set()
-        self._gathered: list[tuple[Entry, bool]] = []
+        self._gathered: list[tuple[Entry, Key | None]] = []
         self._flushing: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
@@ -91,7 +91,10 @@ class L2:
             await asyncio.wait({self._keeping})
         self._flush()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=1.0)
+            _, late = await asyncio.wait(self._tasks, timeout=1.0)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
         if self._leased and self.is_up:
             await self._guarded(self._store.release(tuple(self._leased)))
         await self._store.aclose()
@@ -132,19 +135,23 @@ class L2:
         values = await self._guarded(self._store.get(keys))
         return self._decoded(keys, values, self._clock(), is_again=is_again) if values else []
 
-    def keep(self, entry: Entry, *, is_leased: bool) -> None:
-        """Write it, soon and with others; who waits for it is let go once it can be read."""
+    def keep(self, entry: Entry, leased: Key | None) -> None:
+        """Write it, soon and with others; who waits under the lease of that key is let go once it
+        can be read."""
         if self._queued_bytes + entry.size_bytes > self._queue_bytes:
             self._controller.on_stored("queue")
-            if is_leased:
-                self.release(entry.key)
+            if leased is not None:
+                self.release(leased)
             return
         self._queued_bytes += entry.size_bytes
-        self._gathered.append((entry, is_leased))
+        self._gathered.append((entry, leased))
+        # Whoever waits under a lease in another process waits for this.
+        gather_s = _GATHER_S if leased is None else _GATHER_LEASED_S
+        loop = asyncio.get_running_loop()
+        if self._flushing is not None and self._flushing.when() > loop.time() + gather_s:
+            self._flushing.cancel()
+            self._flushing = None
         if self._flushing is None:
-            loop = asyncio.get_running_loop()
-            # Whoever waits under a lease in another process waits for this.
-            gather_s = _GATHER_LEASED_S if is_leased else _GATHER_S
             self._flushing = loop.call_later(gather_s, self._flush)
 
     async def size(self) -> Size | None:
@@ -198,6 +205,8 @@ class L2:
         if news is None or news.epoch == self._seen:
             return
         is_first = not self._seen.generation
+        if news.epoch.generation != self._seen.generation:
+            self._applied.clear()  # those were numbers of another count
         if news.is_all:
             self._controller.on_generation(news.epoch.generation, news.floor)
         fresh = [one for one in news.invalidations if news.is_all or one[0] not in self._applied]
@@ -251,8 +260,8 @@ class L2:
         for start in range(0, len(gathered), _MOST_GATHERED):
             self._own(self._put(gathered[start : start + _MOST_GATHERED]))
 
-    async def _put(self, gathered: list[tuple[Entry, bool]]) -> None:
-        leased = tuple(entry.key for entry, is_leased in gathered if is_leased)
+    async def _put(self, gathered: list[tuple[Entry, Key | None]]) -> None:
+        leased = tuple(key for _, key in gathered if key is not None)
         try:
             for why in await self._put_values([entry for entry, _ in gathered]):
                 self._controller.on_stored(why)

@@ -25,7 +25,7 @@ class Seeker(Protocol):
         """Whether what was looked for is among these."""
 
     def on_looked(self, lookup: "Lookup", entries: list[Entry]) -> None:
-        """It is over; `lookup.is_leased` says whether this process holds the lease."""
+        """It is over; `lookup.leased` is what this process holds the lease of."""
 
     def on_abandoned(self, lookup: "Lookup") -> None:
         """Nobody waits for it any more."""
@@ -54,7 +54,7 @@ class Lookup:
         self.request = request
         self.generation = generation
         self.refreshed = refreshed
-        self.is_leased = False
+        self.leased: Key | None = None  # what this process has taken the lease of
         self.source: Listener | None = None  # of a refresh: whose request is asked anew
         self.listeners: list[Listener] = []
         self.task: asyncio.Task[None] | None = None
@@ -106,7 +106,7 @@ class Lookup:
             is_ours = await self._l2.claim(keys[0])
             if is_ours:
                 # Whoever held it before has perhaps just written what we want.
-                self.is_leased = True
+                self.leased = keys[0]
                 return await self._l2.look(keys, is_again=True) or entries
             if is_ours is None:
                 break
@@ -129,8 +129,3 @@ class Lookup:
         if not self._is_over:
             self._is_over = True
             self._seeker.on_abandoned(self)
-
-    @property
-    def key(self) -> Key:
-        """What is leased, where it is."""
-        return self._look.keys[0]

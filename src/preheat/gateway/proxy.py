@@ -16,6 +16,7 @@ from preheat.core.types import (
     Hit,
     Join,
     Keep,
+    Key,
     Look,
     Outcome,
     Refresh,
@@ -38,6 +39,7 @@ from preheat.transport.server import Exchange
 from preheat.wire import openai
 from preheat.wire.journal import Row
 
+_MOST_REFRESHES: Final = 64  # at once: clients come first
 _REJECTIONS: Final = {
     "only-if-cached": "no stored answer, and the request allows no other",
 }
@@ -74,6 +76,7 @@ class Proxy:
         self._logs_hits = log_requests == "all"
         self._logs_misses = log_requests != "none"
         self._hit_latency = counters.latency["exact"]
+        self._refreshes = 0
 
     def serve(self, exchange: Exchange) -> None:
         """Answer one request, now or later. Raises RequestError."""
@@ -91,7 +94,11 @@ class Proxy:
                     request, decision.status, "exact", "hit; detail=exact", duration_s
                 )
         else:
-            self._act(self._listener(exchange, request, now), decision, generation=0)
+            try:
+                self._act(self._listener(exchange, request, now), decision, generation=0)
+            except BaseException:  # whoever is equal must not join what never began
+                self._controller.on_abandoned(request)
+                raise
 
     # Doing what was decided.
 
@@ -118,11 +125,11 @@ class Proxy:
                 exchange.reply(*heads.request_error(error, request.id))
 
     def _send_hit(
-        self, listener: Listener, hit: Hit, now: float, detail: str = "exact", layer: str = "l1"
+        self, listener: Listener, hit: Hit, now: float, detail: str = "exact", layer: str = "exact"
     ) -> None:
         """A stored answer that took more than one question."""
         exchange, request = listener.exchange, listener.request
-        send_hit(exchange, request, hit, now, detail.encode())
+        send_hit(exchange, request, hit, now, detail.encode(), layer.encode())
         duration_s = self._clock() - listener.started_at
         self._hit_latency.observe(duration_s)
         if self._feed is not None:
@@ -158,6 +165,9 @@ class Proxy:
     def _refresh(self, listener: Listener, hit: Hit) -> None:
         """The answer has been given; now see to a new one, which nobody waits for."""
         request, l2 = listener.request, self._l2
+        if self._refreshes >= _MOST_REFRESHES:
+            self._controller.on_abandoned(request)
+            return
         if l2 is None:
             decision = self._controller.on_refresh(request, hit, (), self._clock())
             if decision is not None:
@@ -195,7 +205,7 @@ class Proxy:
         generation: int,
         *,
         request: Request | None = None,
-        is_leased: bool = False,
+        leased: Key | None = None,
         is_background: bool = False,
     ) -> Flight:
         """Start a flight in the listener's form; `request` leads it, if not the listener's own."""
@@ -211,16 +221,19 @@ class Proxy:
                 generation=generation,
                 fallback=self.fallback,
                 clock=self._clock,
-                is_leased=is_leased,
+                leased=leased,
             )
             flight.is_outdated = listener.version != self._upstreams.version
             if is_background:
                 flight.source = listener.exchange
+                self._refreshes += 1
             else:
                 flight.add(listener, is_leader=True)
             self.departures.launch(flight)
         except BaseException:  # whoever is equal must not join what never began
             self._controller.on_failure(request, "internal", 0.0)
+            if leased is not None and self._l2 is not None:
+                self._l2.release(leased)
             raise
         return flight
 
@@ -259,32 +272,35 @@ class Proxy:
         if lookup.refreshed is not None:
             self._refreshed(lookup, lookup.refreshed, entries, now)
             return
-        decision = self._controller.on_found(request, entries, now)
-        if isinstance(decision, Forward):
-            first, *others = lookup.listeners
-            flight = self._forward(
-                first, decision, lookup.generation, request=request, is_leased=lookup.is_leased
-            )
-            for listener in others:
-                flight.add(listener)
+        first, *others = lookup.listeners
+        if not self._controller.is_found(first.request, entries, now):
+            decision = self._controller.on_found(request, entries, now)
+            if isinstance(decision, Forward):
+                flight = self._forward(
+                    first, decision, lookup.generation, request=request, leased=lookup.leased
+                )
+                for listener in others:
+                    flight.add(listener)
+            else:
+                self._give_up_lease(lookup)
+                self._act(first, decision, generation=lookup.generation)
             return
         self._give_up_lease(lookup)
-        if all(listener.request is not request for listener in lookup.listeners):
-            self._controller.on_abandoned(request)  # who has left refreshes nothing
-        for listener in lookup.listeners:
-            if listener.request is not request:
+        self._controller.on_abandoned(request)
+        self._act_on_found(first, entries, lookup.generation)
+        for listener in others:
+            if self._controller.is_found(listener.request, entries, now):
                 self._act_on_found(listener, entries, lookup.generation)
-            elif isinstance(decision, Hit):
-                self._send_hit(listener, decision, now, layer="l2")
-            else:
-                self._act(listener, decision, generation=lookup.generation)
+            else:  # it wants a fresher one: the first of those leads once more
+                again = self._controller.on_miss(listener.request, now)
+                self._act(listener, again, generation=lookup.generation)
 
     def _refreshed(self, lookup: Lookup, hit: Hit, entries: list[Entry], now: float) -> None:
         """Ask anew, unless another process has or does; some may wait for that meanwhile."""
         forward = self._controller.on_refresh(lookup.request, hit, entries, now)
         if forward is not None and lookup.source is not None:
             flight = self._forward(
-                lookup.source, forward, 0, is_leased=lookup.is_leased, is_background=True
+                lookup.source, forward, 0, leased=lookup.leased, is_background=True
             )
             for listener in lookup.listeners:
                 flight.add(listener)
@@ -301,8 +317,8 @@ class Proxy:
         self._give_up_lease(lookup)
 
     def _give_up_lease(self, lookup: Lookup) -> None:
-        if lookup.is_leased and self._l2 is not None:
-            self._l2.release(lookup.key)
+        if lookup.leased is not None and self._l2 is not None:
+            self._l2.release(lookup.leased)
 
     # What a flight tells.
 
@@ -323,7 +339,9 @@ class Proxy:
         else:
             self.departures.close(flight)
             service_s = now - flight.asked_at - flight.paced_s
-            self._controller.on_failure(flight.request, kind, service_s)
+            flight.failure = kind
+            is_refresh = flight.source is not None
+            self._controller.on_failure(flight.request, kind, service_s, is_refresh=is_refresh)
             self._settle(flight, None)
         if self._logs_misses:
             self._log.event(
@@ -347,6 +365,7 @@ class Proxy:
             joined=flight.joined if flight.status == 200 else (),
             epoch=flight.epoch,
             status=flight.status,
+            is_refresh=flight.source is not None,
         )
         self._settle(flight, self._controller.on_outcome(outcome, reason, self._clock()))
         if flight.source is not None and self._feed is not None:
@@ -375,13 +394,16 @@ class Proxy:
 
     def _settle(self, flight: Flight, effects: Effects | None) -> None:
         """L2 gets what is kept, and whoever waits for it elsewhere is let go."""
+        leased, flight.leased = flight.leased, None
+        if flight.source is not None and not flight.is_settled:
+            self._refreshes -= 1
+        flight.is_settled = True
         if self._l2 is None:
             return
         if isinstance(effects, Keep):
-            self._l2.keep(effects.entry, is_leased=flight.is_leased)
-        elif flight.is_leased:
-            self._l2.release(flight.request.ask.key)
-        flight.is_leased = False
+            self._l2.keep(effects.entry, leased)
+        elif leased is not None:
+            self._l2.release(leased)
 
     def on_overflow(self, flight: Flight) -> None:
         """Too large to be shared or kept."""
@@ -394,10 +416,11 @@ class Proxy:
         decision = self._controller.on_miss(listener.request, self._clock())
         self._act(listener, decision, generation=1)
 
-    def stand_in(self, listener: Listener) -> bool:
+    def stand_in(self, flight: Flight, listener: Listener) -> bool:
         """Where the engine gave nothing: a stale answer, if there is one that may be told."""
         now = self._clock()
-        hit = self._controller.on_error(listener.request, now)
+        booked = flight.failure if listener.is_leader else ""
+        hit = self._controller.on_error(listener.request, now, booked)
         if hit is None:
             return False
         listener.status = hit.status

@@ -14,15 +14,22 @@ _SLICE_BYTES: Final = 65_536
 
 
 def send_hit(
-    exchange: Exchange, request: Request, hit: Hit, now: float, detail: bytes = b"exact"
+    exchange: Exchange,
+    request: Request,
+    hit: Hit,
+    now: float,
+    detail: bytes = b"exact",
+    layer: bytes = b"exact",
 ) -> None:
-    """Answer with what is stored; `detail` is the word for Cache-Status."""
+    """Answer with what is stored; `detail` is the word for Cache-Status, `layer` where it was."""
     ask, name = request.ask, request.id
     age_s = now - hit.stored_at
     ttl_s = hit.ttl_s - age_s
     if hit.status != 200:
         refused: openai.RefusedAnswer = hit.answer
-        lines = heads.hit(name, hit.label, age_s, ttl_s, refused.content_type, hit.status, detail)
+        lines = heads.hit(
+            name, hit.label, age_s, ttl_s, refused.content_type, hit.status, detail, layer
+        )
         exchange.reply(lines, refused.body)
         return
     answer: openai.Answer = hit.answer
@@ -37,7 +44,9 @@ def send_hit(
             include_usage=ask.include_usage,
         )
         _replay(
-            exchange, heads.hit(name, hit.label, age_s, ttl_s, heads.EVENTS, 200, detail), events
+            exchange,
+            heads.hit(name, hit.label, age_s, ttl_s, heads.EVENTS, 200, detail, layer),
+            events,
         )
     elif exchange.head.is_plain and detail == b"exact" and ttl_s > 0:
         exchange.send(
@@ -47,7 +56,7 @@ def send_hit(
         )
     else:
         exchange.reply(
-            heads.hit(name, hit.label, age_s, ttl_s, heads.JSON, 200, detail),
+            heads.hit(name, hit.label, age_s, ttl_s, heads.JSON, 200, detail, layer),
             openai.whole(answer, id_prefix + name, created),
         )
 

@@ -47,6 +47,7 @@ _OF_EMBEDDED: Final = ("model", "threads", "ctx_tokens", "slots", "batch_tokens"
 _OF_OPENAI: Final = (
     "url",
     "urls",
+    "identity",
     "http2",
     "retries",
     "retry_ratio",
@@ -254,6 +255,12 @@ class EngineSettings(_Section, frozen=True):
             description="Addresses of several equal servers, instead of `url`: requests are spread over those that are well."
         ),
     ] = ()
+    identity: Annotated[
+        str,
+        Meta(
+            description="What names this group in the key of answers; empty: its name and first address, or with l2.kind redis its name alone. Set it to go on with stored answers behind another address."
+        ),
+    ] = ""
     http2: Annotated[
         bool, Meta(description="Speak HTTP/2 to https urls; needs pip install 'preheat[http2]'.")
     ] = False

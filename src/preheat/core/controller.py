@@ -448,6 +448,7 @@ class Controller:
         record = self._record_of(entry)
         if self._inventory.is_void(entry.key, record):
             self._counters.bump(self._counters.l2, "void")
+            self._inventory.note_absent(entry.key, "invalidated")
             return None
         if now >= record.hit.expires_at + self._inventory.stale_s:
             return None

@@ -47,6 +47,7 @@ FOLDED: Final = frozenset({"messages", "prompt", "input", "logit_bias", "stop"})
 KEY_BYTES: Final = 16
 CHECK_BYTES: Final = 32
 _SURE_CHARACTERS: Final = 16
+_MOST_BYTES: Final = 8_388_608
 _MOST_VALUES: Final = 300_000
 _MOST_NAMES: Final = 50_000
 _MODEL_CHARACTERS: Final = 256
@@ -121,6 +122,8 @@ class Keyring:
 
     def ask(self, body: bytes, partition: Partition) -> Ask:
         """What the body asks for. Raises RequestError (400) for a body that no engine may see."""
+        if len(body) > _MOST_BYTES:
+            return _glanced(body)
         digest = partition.started.copy()
         digest.update(body)
         name: bytes = digest.digest()
@@ -332,8 +335,8 @@ class _Glance(msgspec.Struct):
 
 
 def _glanced(body: bytes) -> Ask:
-    """What a body of hundreds of thousands of values asks for, as far as forwarding it must know:
-    its canonical form would hold up everybody else for seconds."""
+    """What a body of megabytes, or of hundreds of thousands of values, asks for, as far as
+    forwarding it must know: its canonical form would hold up everybody else."""
     try:
         seen = msgspec.json.decode(body, type=_Glance)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):

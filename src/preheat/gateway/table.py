@@ -1,17 +1,14 @@
 """Which engine answers for which model, as one value."""
 
 from collections.abc import Mapping
-from typing import Final
 
 import msgspec
 
 from preheat import wiring
-from preheat.config import Settings
+from preheat.config import Settings, upstreams_of
 from preheat.engines import Engine
 from preheat.gateway.hosting import Host
 from preheat.telemetry.logs import Log
-
-_COMMAND_LINE: Final = "upstream"  # the engine that --upstream names
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -55,13 +52,10 @@ def keyed_headers(settings: Settings) -> tuple[str, ...]:
 def table_of(settings: Settings, made: Mapping[str, tuple[Engine, str]]) -> Table:
     """Which engine answers for which model, and what names it in the key.
 
-    The operator declares the servers of one group equal, so that its name stands for them. An
-    upstream of the command line has no name of its own: there it is the address.
+    The operator declares the servers of one group equal, so that its first address stands for
+    them, and the name alone where gateways of several machines share answers.
     """
-    identity = {
-        name: "\n".join((name, settings.engines[name].url if name == _COMMAND_LINE else weights))
-        for name, (_, weights) in made.items()
-    }
+    identity = {name: _identity(name, settings, weights) for name, (_, weights) in made.items()}
     first = next(iter(made))
     models = {}
     for name, model in settings.models.items():
@@ -78,3 +72,13 @@ def table_of(settings: Settings, made: Mapping[str, tuple[Engine, str]]) -> Tabl
         },
         {name: weights for name, (_, weights) in made.items()},
     )
+
+
+def _identity(name: str, settings: Settings, weights: str) -> str:
+    engine = settings.engines[name]
+    if engine.identity:
+        return engine.identity
+    addresses = upstreams_of(engine)
+    if weights or not addresses or settings.l2.kind == "redis":
+        return f"{name}\n{weights}"
+    return f"{name}\n{addresses[0].rstrip('/')}"

@@ -3,9 +3,10 @@
 CPU time (user and system, of all processes of a side) per request, as in `hit_path`: each side is
 pinned to the same core in turn, load and engine to the other; short blocks of each alternate. Every
 request is distinct and greedy, so the gateway does all it does for a miss: keys, look-ups in L1 and
-L2, a flight, storing, the log. Beside it runs vLLM's router (Rust) before the same worker with its
+L2, a flight, storing in both. Beside it runs vLLM's router (Rust) before the same worker with its
 `cache_aware` policy, which looks for the prompt's prefix as we look for the prompt, and, as the
-least that a router can do, with `round_robin`. The worker is the fake engine over HTTP, without its
+least that a router can do, with `round_robin`. The request log is off unless `--log` (the router has
+none). The worker is the fake engine over HTTP, without its
 KV cache and its own log.
 
 request  a chat of 893 bytes, a reply of about 1 KB, not streamed, 32 connections.

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from preheat.config import NAMED, Choice, Settings, fields_of
+from preheat.host.changes import applied_by
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 
@@ -26,8 +27,13 @@ Settings are TOML: `preheat serve --config preheat.toml`. `preheat config` print
 an impossible value ends the start with a message that names the key.
 
 `PREHEAT__SECTION__KEY` in the environment overrides one value, e.g. `PREHEAT__EXACT__TTL_S=600`; the command line's
-options (`--listen`, `--upstream`, `--model`) override both. Names end in their unit: `_s` are seconds, `bytes` are bytes.
-Secrets are never in the settings: they name environment variables (`_env`) or files (`_file`).
+options (`--listen`, `--workers`, `--upstream`, `--api-key-env`, `--model`) override both. Names end in their unit: `_s` are
+seconds, `bytes` are bytes. Secrets are never in the settings: they name environment variables (`_env`) or files (`_file`).
+
+**Applied by** says what a running gateway needs to take a change: *SIGHUP* changes it in place, *SIGUSR2* replaces the workers
+one after the other (it applies what SIGHUP does, too), *start* is a new start. A change that the signal can't apply is refused
+whole (`reload-refused`, `restart-refused` in the log name the keys). All settings of an embedded engine need a new start.
+
 The policies that `eviction` and `admission` can name are in [adding-a-policy.md](adding-a-policy.md).
 """
 
@@ -39,22 +45,22 @@ def page() -> str:
         section = NAMED.get(name)
         if section is not None:
             title, own = f"{name}.NAME", [] if name != "engines" else list(_of_all_engines())
-            lines += _section(title, section, own)
+            lines += _section(title, name, section, own)
         elif isinstance(default, msgspec.Struct):
-            lines += _section(name, type(default), [])
+            lines += _section(name, name, type(default), [])
         else:
             assert sentence.startswith(f"Written `engines.{name}`"), name
     return "\n".join(lines)
 
 
-def _section(title: str, section: Any, above: list[str]) -> Iterator[str]:
+def _section(title: str, key: str, section: Any, above: list[str]) -> Iterator[str]:
     yield f"## `[{title}]`\n"
     yield f"{(section.__doc__ or '').strip()}\n"
     yield from above
-    yield "| setting | default | meaning |"
-    yield "| --- | --- | --- |"
+    yield "| setting | default | meaning | applied by |"
+    yield "| --- | --- | --- | --- |"
     for name, sentence, default in fields_of(section):
-        yield f"| `{name}` | {_shown(default)} | {sentence} |"
+        yield f"| `{name}` | {_shown(default)} | {sentence} | {applied_by(key, name)} |"
     yield ""
 
 
@@ -63,7 +69,9 @@ def _of_all_engines() -> Iterator[str]:
     for name, sentence, default in fields_of(Settings):
         if sentence.startswith(f"Written `engines.{name}`: "):
             meaning = sentence.removeprefix(f"Written `engines.{name}`: ")
-            yield f"`engines.{name}` (default {_shown(default)}) stands beside them: {meaning}\n"
+            by = applied_by(name, "")
+            shown = _shown(default)
+            yield f"`engines.{name}` (default {shown}; {by}) stands beside them: {meaning}\n"
 
 
 def _shown(default: Any) -> str:

@@ -4,6 +4,7 @@ A setting is written once, here, with its default, its limits and its sentence; 
 docs/settings.md and the error messages are made from it. No other module reads the environment.
 """
 
+import difflib
 import ipaddress
 import os
 import re
@@ -43,7 +44,7 @@ _NEVER_FORWARDED: Final = frozenset(
     ]
 )
 _ENDPOINTS: Final = ("/chat/completions", "/completions", "/responses", "/embeddings", "/models")
-_OF_EMBEDDED: Final = ("model", "threads", "ctx_tokens", "slots", "batch_tokens", "cache_ram_mib")
+OF_EMBEDDED: Final = ("model", "threads", "ctx_tokens", "slots", "batch_tokens", "cache_ram_mib")
 _OF_OPENAI: Final = (
     "url",
     "urls",
@@ -60,9 +61,9 @@ _OF_OPENAI: Final = (
     "inject_usage",
 )
 _FOREIGN: Final[Mapping[str, tuple[str, ...]]] = {
-    "openai": _OF_EMBEDDED,
+    "openai": OF_EMBEDDED,
     "embedded": _OF_OPENAI,
-    "fake": _OF_EMBEDDED + _OF_OPENAI,
+    "fake": OF_EMBEDDED + _OF_OPENAI,
 }
 """The settings that mean nothing for a kind of engine."""
 _SOCKET_PATH_BYTES: Final = 100
@@ -96,7 +97,9 @@ class Listen(_Section, frozen=True):
     ] = 1_073_741_824
     head_bytes: Annotated[int, Meta(gt=0, description="Largest request head.")] = 65_536
     head_lines: Annotated[int, Meta(gt=0, description="Most header lines in a request.")] = 100
-    connections: Annotated[int, Meta(gt=0, description="Most client connections at once.")] = 4_096
+    connections: Annotated[
+        int, Meta(gt=0, description="Most client connections at once, each worker's.")
+    ] = 4_096
     idle_s: Annotated[
         float, Meta(gt=0, description="An idle connection is closed after this long.")
     ] = 75.0
@@ -210,14 +213,22 @@ class L2(_Section, frozen=True):
         str, Meta(description="Environment variable with its password; empty: none.")
     ] = ""
     timeout_s: Annotated[
-        float, Meta(gt=0, description="Longest wait for it before a request goes on without it.")
+        float,
+        Meta(
+            gt=0,
+            description="Longest wait for one call of it, after which a request goes on without it; one may make two or three (look up, lease, look again).",
+        ),
     ] = 0.005
     breaker_failures: Annotated[
         int, Meta(gt=0, description="After this many failures in a row it isn't asked for a while.")
     ] = 5
     breaker_open_s: Annotated[float, Meta(gt=0, description="That while.")] = 5.0
     queue_bytes: Annotated[
-        int, Meta(gt=0, description="Most bytes waiting to be written; past that nothing is kept.")
+        int,
+        Meta(
+            gt=0,
+            description="Most bytes waiting to be written, each worker's; past that nothing is kept.",
+        ),
     ] = 67_108_864
 
 
@@ -269,12 +280,16 @@ class EngineSettings(_Section, frozen=True):
         Meta(
             ge=0,
             le=16,
-            description="How many others of `urls` are tried before the first byte, on connect errors, 429 and 502 to 504.",
+            description="How many others of `urls` are tried before the first byte, on connect errors and 429, and for inference on 502 to 504.",
         ),
     ] = 2
     retry_ratio: Annotated[
         float,
-        Meta(ge=0, le=1, description="Most retries, as a share of the requests of late."),
+        Meta(
+            ge=0,
+            le=1,
+            description="How many of the refused requests (429, 502 to 504) are asked elsewhere, as a share of the requests of late, plus five a second and a reserve of 100, in each worker process; connect errors aren't counted. 0: none is.",
+        ),
     ] = 0.2
     health_path: Annotated[
         str,
@@ -293,7 +308,11 @@ class EngineSettings(_Section, frozen=True):
     idle_s: Annotated[float, Meta(gt=0, description="Longest silence within an answer.")] = 60.0
     queue_s: Annotated[float, Meta(gt=0, description="Longest wait for a free connection.")] = 30.0
     max_connections: Annotated[
-        int, Meta(gt=0, description="Most connections to each url; with http2, requests at once.")
+        int,
+        Meta(
+            gt=0,
+            description="Most connections to each url, each worker's; with http2, requests at once.",
+        ),
     ] = 256
     breaker_failures: Annotated[
         int, Meta(gt=0, description="After this many failures in a row it isn't asked for a while.")
@@ -391,7 +410,9 @@ class Telemetry(_Section, frozen=True):
     ] = False
     log_requests: Annotated[
         Literal["none", "misses", "all"],
-        Meta(description="Which requests get a log line. Never their text."),
+        Meta(
+            description='Which requests get a log line: "none"; "misses", those that got no stored answer; "all". Never their text.'
+        ),
     ] = "misses"
 
 
@@ -466,7 +487,11 @@ def address_of(text: str, key: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not _PORT.fullmatch(port) or int(port) > 65_535:
-        raise ConfigError(f"{key}: expected host:port, got {text!r}")
+        alone = text.removeprefix(":")
+        hint = (
+            f"; port {alone} of this machine is 127.0.0.1:{alone}" if _PORT.fullmatch(alone) else ""
+        )
+        raise ConfigError(f"{key}: expected host:port, got {text!r}{hint}")
     return host, int(port)
 
 
@@ -579,6 +604,26 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[list[str
     for name in sorted(environment):
         if name.startswith(_PREFIX):
             yield name.removeprefix(_PREFIX).lower().split("__"), _parsed(environment[name])
+        elif name.startswith("PREHEAT_"):
+            _check_meant(name)
+
+
+def _check_meant(name: str) -> None:
+    """Raise ConfigError for a variable that would name a setting but for its single underscores."""
+    words = name.removeprefix("PREHEAT_").lower()
+    for section, _, default in fields_of(Settings):
+        if not words.startswith(f"{section}_"):
+            continue
+        rest = words.removeprefix(f"{section}_")
+        kind = NAMED.get(section) or type(default)
+        for field, _, _ in fields_of(kind):
+            entry = rest.removesuffix(f"_{field}") if section in NAMED else ""
+            if rest == (f"{entry}_{field}" if entry else field):
+                path = "__".join(filter(None, (section, entry, field))).upper()
+                raise ConfigError(
+                    f"{name}: no setting is read from this; sections are parted by two underscores: "
+                    f"{_PREFIX}{path}"
+                )
 
 
 def _parsed(text: str) -> Any:
@@ -611,9 +656,14 @@ def _explained(message: str, tree: Mapping[str, Any]) -> str:
         key = key.replace("[...]", f".{_wrong_entry(tree[table], section)}", 1)
     unknown = re.search(r"unknown field `(.*)`", what)
     if unknown is not None:
-        known = ", ".join(name for name, _, _ in fields_of(section or _section_of(key)))
+        names = [name for name, _, _ in fields_of(section or _section_of(key))]
+        known = ", ".join(names)
+        if not key:
+            known = known.replace("fallback_message", "engines.fallback_message")
         prefix = f"{key}." if key else ""
-        return f"{prefix}{unknown[1]}: unknown key; known here: {known}"
+        near = difflib.get_close_matches(unknown[1], names, n=1)
+        guess = f"did you mean {near[0]}? Known here: " if near else "known here: "
+        return f"{prefix}{unknown[1]}: unknown key; {guess}{known}"
     if what.startswith("Invalid enum value"):
         above, _, field = key.rpartition(".")
         words = get_args(get_type_hints(section or _section_of(above))[field])
@@ -766,7 +816,7 @@ def cache_folder(settings: Settings, environment: Mapping[str, str]) -> Path:
     if settings.l2.path:
         return Path(settings.l2.path)
     home = environment.get("XDG_CACHE_HOME", "")
-    return (Path(home) if home else Path.home() / ".cache") / "preheat"
+    return (Path(home) if home else _home("l2.path") / ".cache") / "preheat"
 
 
 def log_folder(settings: Settings, environment: Mapping[str, str]) -> Path:
@@ -774,7 +824,14 @@ def log_folder(settings: Settings, environment: Mapping[str, str]) -> Path:
     if settings.log.path:
         return Path(settings.log.path)
     home = environment.get("XDG_STATE_HOME", "")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "preheat" / "log"
+    return (Path(home) if home else _home("log.path") / ".local" / "state") / "preheat" / "log"
+
+
+def _home(key: str) -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise ConfigError(f"{key}: this user has no home folder; name a folder here") from None
 
 
 def log_socket(settings: Settings, environment: Mapping[str, str]) -> Path:

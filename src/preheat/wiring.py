@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from preheat import config
+from preheat import config, traces
 from preheat.config import Choice, EngineSettings, NamespaceSettings, Settings
 from preheat.core import admission, eviction
 from preheat.core.breaker import Breaker
@@ -193,6 +193,14 @@ def store(settings: Settings, log: Log) -> Store | None:
     return make(folder, budget_bytes=l2.bytes, queue_bytes=l2.queue_bytes, on_event=on_event)
 
 
+def check_request_log(settings: Settings) -> None:
+    """Raise ConfigError where there is to be one and can't."""
+    if settings.log.enabled and not traces.is_installed():
+        raise ConfigError(
+            f"log.enabled: needs packages that aren't installed; run: {traces.REMEDY}"
+        )
+
+
 def engine(
     name: str, settings: EngineSettings, log: Log, where: Where | None = None
 ) -> tuple[Engine, str]:
@@ -208,12 +216,12 @@ def engine(
     )
     module, _, class_name = ENGINES[settings.kind].partition(":")
     make = getattr(import_module(module), class_name)
+
+    def on_event(event: str, fields: dict[str, object]) -> None:
+        log.event(event, engine=name, **fields)
+
     if settings.kind == "embedded":
         child = settings_of(name, settings)
-
-        def on_event(event: str, fields: dict[str, object]) -> None:
-            log.event(event, engine=name, **fields)
-
         made = make(name, child, timeouts=timeouts, on_event=on_event, where=where)
         return made, sha256_of(Path(child.model))
     if settings.kind == "fake":
@@ -231,6 +239,7 @@ def engine(
         breaker=Breaker(settings.breaker_failures, settings.breaker_open_s),
         rules=rules(settings),
         inject_usage=settings.inject_usage,
+        on_event=on_event,
     )
     return made, ""
 

@@ -22,7 +22,7 @@ LISTED = "/v1/models"
 @pytest.fixture
 def admin() -> Iterator[AdminApp]:
     log = Log(io.BytesIO())
-    yield AdminApp(Settings, "", Alone(), None, log, is_ready=lambda: True, upstreams=list)
+    yield AdminApp(Settings, "", Alone(), None, log, is_ready=lambda: True)
     log.close()
 
 

@@ -15,7 +15,7 @@ from core_parts import Desk, request_for
 from preheat.cli import COMMANDS
 from preheat.config import NAMED, Settings, fields_of
 from preheat.core import admission, eviction
-from preheat.core.stats import snapshot
+from preheat.core.stats import UpstreamCounts, snapshot
 from preheat.engines import ENGINES
 from preheat.stores import STORES
 from preheat.telemetry.metrics import _GAUGES, render
@@ -95,6 +95,7 @@ def test_every_metric_is_in_docs_metrics() -> None:
     desk.counters.dropped["unfinished"] = 1
     desk.counters.l2["hit"] = desk.counters.stale["early"] = 1
     counted = snapshot(desk.ledger, desk.counters, dict.fromkeys(_GAUGES, 1.0), {})
+    counted.upstreams["up"] = UpstreamCounts(up=1)
     families = list(text_string_to_metric_families(render(counted).decode()))
     assert len(families) > 20
     names = {
@@ -106,6 +107,7 @@ def test_every_metric_is_in_docs_metrics() -> None:
 def test_every_log_event_is_in_docs_metrics() -> None:
     events = set(words_of(log_events))
     assert {"request", "listening", "engine-died", "bug"} <= events
+    assert {"request-log-refused", "request-log-died", "l2-failing"} <= events
     assert missing(events, "metrics.md") == []
 
 
@@ -175,6 +177,11 @@ def log_events(node: ast.AST) -> Iterator[ast.AST | None]:
     if called(node) in {"event", "on_event", "_on_event"}:
         assert isinstance(node, ast.Call)
         yield node.args[0] if node.args else None
+    elif called(node) == "Child":  # it tells its death under its own name
+        assert isinstance(node, ast.Call)
+        name = node.args[0]
+        assert isinstance(name, ast.Constant)
+        yield ast.Constant(f"{name.value}-died")
     elif isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "event":
         yield node.value  # a line with fields of its own
 

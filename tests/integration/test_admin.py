@@ -16,7 +16,7 @@ from rawclient import Raw, chunked, get, post
 KEYS = {"ADMIN": "admin-key-7f3a", "ONE": "tenant-key-51c2", "TWO": "tenant-key-9d40"}
 PRICES = "[models.m1]\ninput = 2.5\ncached_input = 1.25\noutput = 10\n"
 ADMIN = {"Authorization": f"Bearer {KEYS['ADMIN']}"}
-GUARDED = ("stats", "ledger", "config", "openapi.json")
+GUARDED = ("stats", "ledger", "config", "workers", "openapi.json")
 SECRET = "zq-marker-of-a-prompt"
 
 
@@ -386,9 +386,67 @@ def test_a_bad_invalidation_is_a_400_and_removes_nothing(
     assert keyed.get("/preheat/v1/stats", ADMIN).json["l1"]["entries"] == entries
 
 
+# Draining ------------------------------------------------------------------------------------
+
+
+def drain(served: Gateway, upstream: str, *, is_draining: bool) -> Reply:
+    body = {"upstream": upstream, "drain": is_draining}
+    return served.post("/preheat/v1/workers", body, ADMIN)
+
+
+def test_a_drained_upstream_takes_nothing_until_it_is_let(keyed: Gateway, fake: Fake) -> None:
+    fake.script(default="echo")
+    tenant = {"Authorization": f"Bearer {KEYS['ONE']}"}
+    reply = drain(keyed, "upstream", is_draining=True)
+    assert (reply.status, reply.json["upstream"], reply.json["drain"]) == (200, "upstream", True)
+    line = line_with(keyed, "audit_id", reply.json["audit_id"])
+    assert (line["event"], line["upstream"], line["drain"]) == ("upstream-drain", "upstream", True)
+    try:
+        (upstream,) = keyed.get("/preheat/v1/workers", ADMIN).json["upstreams"]
+        assert (upstream["name"], upstream["draining"], upstream["up"]) == ("upstream", True, 1)
+        refused = keyed.post("/v1/chat/completions", chat("drained"), tenant)
+        assert code(refused) == (503, "engine-breaker-open")
+        assert keyed.get("/readyz").status == 503
+    finally:
+        assert drain(keyed, "upstream", is_draining=False).status == 200
+    ask(keyed, "drained", tenant)
+
+
+def test_who_drains_what_is_not_there_is_told_so(keyed: Gateway) -> None:
+    reply = drain(keyed, "upstream.7", is_draining=True)
+    assert code(reply) == (404, "not-found")
+    assert "no upstream has this name" in reply.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"upstream": "upstream"}',
+        b'{"upstream": "", "drain": true}',
+        b'{"upstream": "upstream", "drain": 1}',
+        b'{"upstream": "upstream", "drain": true, "more": 1}',
+    ],
+)
+def test_a_bad_drain_is_a_400(keyed: Gateway, body: bytes) -> None:
+    headers = {**ADMIN, "Content-Type": "application/json"}
+    reply = keyed.request("POST", "/preheat/v1/workers", body, headers)
+    assert code(reply) == (400, "invalid-body")
+
+
+def test_draining_needs_the_admin_key_and_json(keyed: Gateway) -> None:
+    body = b'{"upstream": "upstream", "drain": true}'
+    assert code(keyed.request("POST", "/preheat/v1/workers", body)) == (401, "invalid-admin-key")
+    as_text = {**ADMIN, "Content-Type": "text/plain"}
+    reply = keyed.request("POST", "/preheat/v1/workers", body, as_text)
+    assert code(reply) == (415, "unsupported-type")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "expected"),
     [
+        ("DELETE", "/preheat/v1/workers", 405, "method-not-allowed"),
         ("GET", "/preheat/v1/invalidate", 405, "method-not-allowed"),
         ("DELETE", "/preheat/v1/stats", 405, "method-not-allowed"),
         ("GET", "/preheat/v1/nothing", 404, "not-found"),

@@ -206,6 +206,43 @@ def test_a_redirect_is_found(doctor: Doctor) -> None:
     assert "token" not in json.dumps(found)
 
 
+HOSTILE = {
+    "nested": b'{"data":%b}' % (b"[" * 100_000 + b"]" * 100_000),
+    "unfinished": b"[" * 100_000,
+    "odd": b'{"data":[1,null,{"id":5}],"error":"x","usage":{"prompt_tokens":-5}}',
+    "many digits": b'{"data":[{"id":"m","owned_by":"vllm"}],"choices":[],"usage":{"prompt_tokens":'
+    b'%b,"prompt_tokens_details":{"cached_tokens":%b}}}' % (b"9" * 400, b"9" * 400),
+    "escapes": json.dumps({"data": [{"id": "\x1b[31m" + "z" * 100_000}] * 50}).encode(),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_answers_are_findings_too(kind: str, doctor: Doctor) -> None:
+    with Upstream() as server:
+        server.play(*([answer(HOSTILE[kind])] for _ in range(20)))
+        found = doctor.engine(server.url, "--model", "m" * 200)
+        assert found
+        assert "z" * 1_000 not in json.dumps(found)
+        assert "u001b" not in json.dumps(found)
+        assert is_problem(doctor("--gateway", server.url)["not-a-gateway"])
+
+
+def test_a_gateway_whose_errors_are_no_objects_is_told(doctor: Doctor) -> None:
+    ours = "Cache-Status: preheat; fwd=bypass\r\n"
+    with Upstream() as server:
+        replies = (answer(b"{}"), answer(b"{}", ours), answer(b"{}"))
+        refusal = answer(b'{"error": "\\u001b[31mno"}', ours, "400 Bad Request")
+        server.play(*([reply] for reply in (*replies, refusal)))
+        found = doctor("--gateway", server.url)
+    assert "status 400: [31mno" in found["gateway-error"]["found"]
+
+
+def test_a_redirect_to_nowhere_is_found(doctor: Doctor) -> None:
+    with Upstream() as server:
+        server.play([answer(b"", "Location: http://[::1\r\n", "302 Found")])
+        assert is_problem(doctor.engine(server.url)["redirect"])
+
+
 def test_an_engine_that_is_still_loading_is_failing(doctor: Doctor) -> None:
     with Upstream() as server:
         loading = b'{"error": {"message": "Loading model", "code": 503}}'
@@ -520,6 +557,7 @@ def test_settings_that_cannot_work_are_a_finding(
     assert found["severity"] == "problem"
     assert found["about"] == about
     assert said in found["found"]
+    assert not found["found"].startswith(f"{about}: ")  # it is told once
     assert doctor.code == 1
     assert "hunter2" not in json.dumps(doctor.document)
 
@@ -665,6 +703,18 @@ def test_a_secret_that_others_can_read_is_found(doctor: Doctor, tmp_path: Path) 
 def test_a_folder_that_cannot_be_written_is_found(doctor: Doctor, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert is_problem(l2(doctor, tmp_path / "file" / "l2")["not-writable"])
+
+
+def test_a_folder_in_which_no_secret_can_be_made_is_what_serve_refuses(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "l2"
+    found = l2(doctor, folder)["secret"]
+    assert (found["severity"], found["why"]) == ("problem", "serve doesn't start with it")
+    monkeypatch.setenv("SALT", "x" * 32)
+    monkeypatch.setenv("PREHEAT__EXACT__SECRET_ENV", "SALT")
+    assert "secret" not in l2(doctor, folder)
 
 
 def test_a_budget_larger_than_the_disk_is_found(doctor: Doctor, tmp_path: Path) -> None:

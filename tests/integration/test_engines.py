@@ -675,7 +675,7 @@ def test_a_killed_engine_comes_back_and_meanwhile_errors_are_clean(embedded: Gat
             assert answered.status in {502, 503}
             assert answered.code in {"engine-start", "engine-connect", "engine-reset"}
             time.sleep(0.05)
-    assert child_of(embedded) != child
+    wait_for(lambda: child_of(embedded) != child)  # its line is written a moment later
     assert not is_running(child)
     assert embedded.get("/readyz").status == 200
 

@@ -1,11 +1,14 @@
 """The supervisor and its workers: real processes, killed, stopped, replaced and reloaded."""
 
+import contextlib
 import http.client
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +17,7 @@ from typing import Any, Self
 
 import pytest
 
-from harness import Fake, Gateway, chat, running
+from harness import Fake, Gateway, Reply, chat, running
 from rawclient import Raw, post
 from tiny_model import write_tiny_gguf
 
@@ -47,6 +50,11 @@ def is_running(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in {"Z", "X"}
 
 
+def maps_removed(pid: int) -> bool:
+    """Whether the process still reads a file that isn't there any more."""
+    return "data.mdb (deleted)" in Path(f"/proc/{pid}/maps").read_text()
+
+
 def workers(gateway: Gateway) -> list[Any]:
     found = gateway.get("/preheat/v1/workers").json["workers"]
     assert isinstance(found, list), found
@@ -70,6 +78,14 @@ def log_has(gateway: Gateway, event: str, text: str = "") -> bool:
 def assert_no_bug(gateway: Gateway) -> None:
     assert '"event":"bug"' not in gateway.stderr, gateway.stderr
     assert "Traceback" not in gateway.stderr, gateway.stderr
+
+
+def answered_by_another(gateway: Gateway, path: str, body: Any) -> Reply:
+    """The reply of a worker that isn't stuck: the kernel gives a connection to any of them."""
+    for _ in range(30):
+        with contextlib.suppress(TimeoutError):
+            return gateway.request("POST", path, body, timeout_s=2.5)
+    raise AssertionError("nobody answers")
 
 
 class Load:
@@ -126,6 +142,35 @@ class Load:
             connection.close()
 
 
+@contextlib.contextmanager
+def group(*options: str) -> Iterator[tuple[subprocess.Popen[str], int, list[str]]]:
+    """A gateway whose processes are a group of their own, its port, and the lines of its log."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "preheat", "serve", "--listen", "127.0.0.1:0", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "XDG_CACHE_HOME": home, "XDG_STATE_HOME": home},
+        )
+        lines: list[str] = []
+        assert process.stdout is not None
+        assert process.stderr is not None
+        reading = threading.Thread(target=lines.extend, args=(process.stderr,), daemon=True)
+        reading.start()
+        with process:
+            try:
+                match = re.search(r":(\d+) ", process.stdout.readline())
+                assert match is not None, lines
+                yield process, int(match[1]), lines
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait(5)
+                reading.join(5)
+
+
 @pytest.fixture
 def two(fake: Fake, tmp_path: Path) -> Iterator[Gateway]:
     """A gateway of two workers before an engine that repeats what it is told."""
@@ -180,6 +225,36 @@ def test_any_worker_tells_and_forgets_for_all(two: Gateway) -> None:
     assert two.post("/preheat/v1/invalidate", body).json["matched"] == 40
     again = [two.post("/v1/chat/completions", chat(f"{number}")).cache for number in range(40)]
     assert "hit" not in again
+
+
+def test_many_questions_at_once_hold_up_no_invalidation(two: Gateway) -> None:
+    for number in range(40):
+        assert two.post("/v1/chat/completions", chat(f"{number}")).status == 200
+    ask = b"GET /preheat/v1/ledger HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    clients = [Raw(two.port, within_s=10) for _ in range(700)]
+    for client in clients:
+        client.send(ask)
+    began_at = time.monotonic()
+    told = two.post("/preheat/v1/invalidate", {"model": "m1"}).json
+    assert (told["matched"], told["workers_unheard"]) == (40, 0)
+    assert time.monotonic() - began_at < 2
+    replies = [client.answer() for client in clients]
+    assert {(reply.status, reply.json["requests"]) for reply in replies} == {(200, 40)}
+    for client in clients:
+        client.close()
+
+
+def test_an_invalidation_says_whom_it_did_not_reach(two: Gateway) -> None:
+    body = {"model": "m1"}
+    stuck, _ = sorted(pids(two))
+    os.kill(stuck, signal.SIGSTOP)
+    try:
+        reply = answered_by_another(two, "/preheat/v1/invalidate", body)
+        assert reply.json["workers_unheard"] == 1
+        wait_for(lambda: log_has(two, "invalidate", '"workers_unheard":1'))
+    finally:
+        os.kill(stuck, signal.SIGCONT)
+    assert two.post("/preheat/v1/invalidate", body).json["workers_unheard"] == 0
 
 
 def test_a_second_gateway_on_the_same_port_is_refused(two: Gateway, fake: Fake) -> None:
@@ -293,6 +368,40 @@ def test_a_stuck_worker_is_replaced(fake: Fake, tmp_path: Path) -> None:
         assert_no_bug(gateway)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("found", [b"", b"x" * 32], ids=["removed", "made-by-another"])
+def test_workers_have_one_secret_whatever_becomes_of_its_file(
+    found: bytes, fake: Fake, tmp_path: Path
+) -> None:
+    fake.reset()
+    fake.script(default="echo")
+    cache = tmp_path / "cache"
+    text = TWO + f'[l2]\npath = "{cache}"\n' + UP.format(url=fake.url)
+    gateway = Gateway(text, folder=tmp_path)
+    with running(gateway):
+        secret = (cache / "secret").read_bytes()
+        shutil.rmtree(cache)
+        wait_for(lambda: not any(maps_removed(pid) for pid in pids(gateway)))
+        if found:
+            (cache / "secret").touch(0o600)
+            (cache / "secret").write_bytes(found)
+        victim = min(pids(gateway))
+        os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: victim not in pids(gateway) and are_ready(gateway))
+        assert (cache / "secret").read_bytes() == (found or secret)
+        wait_for(lambda: log_has(gateway, "secret-not-kept") == bool(found))
+        calls = fake.calls
+        fake.script({"content": "slow", "delay_s": 0.4}, default="echo")
+        clients = [Raw(gateway.port) for _ in range(40)]
+        for client in clients:
+            client.send(post(chat("all of them")))
+        assert {client.answer().status for client in clients} == {200}
+        for client in clients:
+            client.close()
+        assert fake.calls - calls == 1
+        assert_no_bug(gateway)
+
+
 def test_the_supervisor_s_death_ends_the_workers_and_frees_the_port(
     two: Gateway, fake: Fake
 ) -> None:
@@ -354,31 +463,125 @@ def test_a_drain_lets_the_streams_of_all_workers_end(two: Gateway, fake: Fake) -
     assert_no_bug(two)
 
 
-def test_ctrl_c_reaches_all_processes_and_drains_all_the_same(fake: Fake) -> None:
-    """A terminal sends it to the whole group."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_end_that_all_processes_are_told_of_is_a_drain_all_the_same(
+    number: signal.Signals, fake: Fake
+) -> None:
+    """A terminal and a service manager send it to the whole group."""
     fake.reset()
     fake.script({"content": "whole", "delay_s": 0.6})
-    process = subprocess.Popen(
+    with group("--workers", "2", "--upstream", fake.url) as (process, port, lines):
+        with Raw(port) as client:
+            client.send(post(chat("whole")))
+            wait_for(lambda: fake.calls == 1)
+            os.killpg(process.pid, number)
+            assert client.answer().status == 200
+        assert process.wait(10) == 0
+    assert "Traceback" not in "".join(lines)
+
+
+def test_an_end_that_all_processes_are_told_of_leaves_the_engine_its_requests(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("xllamacpp", reason="the embedded engine isn't installed")
+    write_tiny_gguf(tmp_path / "tiny.gguf")
+    with group("--model", str(tmp_path / "tiny.gguf")) as (process, port, lines):
+        with Raw(port, within_s=20) as client:
+            client.send(post(chat("long", max_tokens=2_000, stream=True)))
+            client.until(b"data: ")
+            os.killpg(process.pid, signal.SIGTERM)
+            assert client.rest().endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        assert process.wait(10) == 0
+    assert any('"engine-ended"' in line and '"by":"eof"' in line for line in lines), lines
+
+
+def test_a_hang_up_that_all_processes_are_told_of_is_one_reload(tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp", reason="the embedded engine isn't installed")
+    pytest.importorskip("pyarrow", reason="the request log's extra isn't installed")
+    write_tiny_gguf(tmp_path / "tiny.gguf")
+    path = tmp_path / "preheat.toml"
+    path.write_text(f'{TWO}[log]\nenabled = true\npath = "{tmp_path / "log"}"\n')
+    options = ("--config", str(path), "--model", str(tmp_path / "tiny.gguf"))
+    with group(*options) as (process, port, lines):
+        wait_for(lambda: any('"request-log-started"' in line for line in lines))
+        os.killpg(process.pid, signal.SIGHUP)
+        wait_for(lambda: any('"reloaded"' in line for line in lines))
+        os.killpg(process.pid, signal.SIGUSR2)
+        wait_for(lambda: any('"restarted"' in line for line in lines), 30)
+        with Raw(port) as client:
+            assert client.ask(post(chat("still", max_tokens=1))).status == 200
+        process.terminate()
+        assert process.wait(10) == 0
+    assert not [line for line in lines if re.search(r"-died|-killed|-failed|refused", line)]
+
+
+# A start that is cut short -------------------------------------------------------------------
+
+SIGNALLED = """
+import os, signal, sys
+from preheat.cli import main, serve
+
+def read(options, real=serve._read):
+    for number in {numbers}:
+        os.kill(os.getpid(), number)
+    return real(options)
+
+serve._read = read
+sys.exit(main())
+"""
+
+
+def test_a_change_that_is_asked_for_during_the_start_does_no_harm(fake: Fake) -> None:
+    launcher = ("-c", SIGNALLED.format(numbers=[int(signal.SIGHUP), int(signal.SIGUSR2)]))
+    gateway = Gateway("", upstream=fake.url, launcher=launcher)
+    with running(gateway):
+        assert gateway.get("/healthz").status == 200
+        assert gateway.stop() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_end_before_the_start_is_a_good_end(number: signal.Signals, fake: Fake) -> None:
+    done = subprocess.run(
         [
-            *(sys.executable, "-m", "preheat", "serve", "--workers", "2"),
+            *(sys.executable, "-c", SIGNALLED.format(numbers=[int(number)]), "serve"),
             *("--listen", "127.0.0.1:0", "--upstream", fake.url),
         ],
-        stdout=subprocess.PIPE,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert '"event":"stopped-while-starting"' in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_end_that_all_processes_are_told_of_during_the_start_is_a_good_end(
+    number: signal.Signals, fake: Fake
+) -> None:
+    program = (
+        "import sys; from preheat.host import worker_process; "
+        "worker_process.PROGRAM = ('-c', 'import time; print(1, flush=True); time.sleep(60)'); "
+        "from preheat.cli import main; sys.exit(main())"
+    )
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", program, "serve", "--workers", "2"),
+            *("--listen", "127.0.0.1:0", "--upstream", fake.url),
+        ],
         stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
     )
     with process:
-        assert process.stdout is not None
         assert process.stderr is not None
-        match = re.search(rb":(\d+) ", process.stdout.readline())
-        assert match is not None
-        with Raw(int(match[1])) as client:
-            client.send(post(chat("whole")))
-            wait_for(lambda: fake.calls == 1)
-            os.killpg(process.pid, signal.SIGINT)
-            assert client.answer().status == 200
+        assert process.stderr.readline() == "1\n"
+        os.killpg(process.pid, number)
         assert process.wait(10) == 0
-        assert b"Traceback" not in process.stderr.read()
+        said = process.stderr.read()
+    assert '"event":"stopped-while-starting"' in said
+    assert "Traceback" not in said
 
 
 # Changes -------------------------------------------------------------------------------------
@@ -391,6 +594,68 @@ def settings_of(gateway: Gateway, tmp_path: Path, text: str, signal_number: int)
 
 NOWHERE = UP.format(url="http://127.0.0.1:1")
 FALLBACK = '[engines]\nfallback_message = "try later"\n'
+
+
+def asked(gateway: Gateway, count: int = 12) -> set[str]:
+    """Which servers answer requests on connections of their own, at all workers."""
+    replies = [gateway.post("/v1/embeddings", {"input": "x"}) for _ in range(count)]
+    assert {reply.status for reply in replies} == {200}
+    return {reply.headers["x-preheat-worker"] for reply in replies}
+
+
+def drained(gateway: Gateway) -> dict[str, bool]:
+    found = gateway.get("/preheat/v1/workers").json["upstreams"]
+    return {one["name"]: one["draining"] for one in found}
+
+
+def test_a_drain_holds_in_all_workers_and_their_successors(tmp_path: Path) -> None:
+    one, two, three = Fake(), Fake(), Fake()
+    with running(one, two, three):
+        text = TWO + f'[engines.gpu]\nurls = ["{one.url}", "{two.url}"]\n'
+        gateway = Gateway(text, folder=tmp_path)
+        with running(gateway):
+            assert asked(gateway) == {"gpu.0", "gpu.1"}
+            body = {"upstream": "gpu.1", "drain": True}
+            assert gateway.post("/preheat/v1/workers", body).status == 200
+            assert drained(gateway) == {"gpu.0": False, "gpu.1": True}
+            assert asked(gateway) == {"gpu.0"}
+            for pid in pids(gateway):
+                os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: are_ready(gateway) and workers(gateway)[0]["generation"] == 2)
+            assert asked(gateway) == {"gpu.0"}
+            # It is the server that is drained, whatever its name; new engine objects know it too.
+            urls = f'["{two.url}", "{three.url}"]'
+            text = TWO + f"[engines.gpu]\nurls = {urls}\nconnect_s = 4\n"
+            settings_of(gateway, tmp_path, text, signal.SIGHUP)
+            wait_for(lambda: log_has(gateway, "reloaded"))
+            assert asked(gateway) == {"gpu.1"}
+            os.kill(pids(gateway).pop(), signal.SIGKILL)
+            wait_for(lambda: are_ready(gateway))
+            assert asked(gateway) == {"gpu.1"}
+            body = {"upstream": "gpu.0", "drain": False}
+            assert gateway.post("/preheat/v1/workers", body).status == 200
+            assert asked(gateway) == {"gpu.0", "gpu.1"}
+            body = {"upstream": "gpu.2", "drain": True}
+            assert gateway.post("/preheat/v1/workers", body).status == 404
+            assert_no_bug(gateway)
+
+
+def test_upstreams_are_counted_over_all_workers_and_beyond_their_end(tmp_path: Path) -> None:
+    gateway = Gateway(TWO + NOWHERE, folder=tmp_path)
+    with running(gateway):
+
+        def failures() -> int:
+            (one,) = gateway.get("/preheat/v1/workers").json["upstreams"]
+            assert one["name"] == "up"
+            return int(one["failures"])
+
+        for number in range(4):
+            gateway.post("/v1/chat/completions", chat(f"{number}"))
+        assert failures() == 4
+        for pid in pids(gateway):
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: are_ready(gateway) and workers(gateway)[1]["generation"] == 2)
+        assert failures() == 4
 
 
 def test_a_reload_reaches_all_workers_without_a_new_process(tmp_path: Path) -> None:
@@ -484,6 +749,43 @@ def test_a_rolling_restart_that_cannot_be_leaves_the_workers(
     assert pids(two) == known
     assert two.post("/v1/chat/completions", chat()).status == 200
     assert_no_bug(two)
+
+
+SECOND_TIME_STUCK = """
+import sys, time, pathlib
+from preheat.host import worker
+started = pathlib.Path({folder!r})
+mine = len(list(started.iterdir()))
+(started / str(mine)).touch()
+if mine == 2:
+    time.sleep(60)
+sys.exit(worker.main())
+"""
+
+
+def test_a_successor_that_never_starts_holds_up_changes_for_a_short_time(
+    fake: Fake, tmp_path: Path
+) -> None:
+    fake.reset()
+    (tmp_path / "started").mkdir()
+    program = SECOND_TIME_STUCK.format(folder=str(tmp_path / "started"))
+    launcher = (
+        "-c",
+        "import sys; from preheat.host import pool, worker_process; pool.SUCCESSOR_S = 0.5; "
+        f"worker_process.PROGRAM = ('-c', {program!r}); "
+        "from preheat.cli import main; sys.exit(main())",
+    )
+    gateway = Gateway(TWO + UP.format(url=fake.url), folder=tmp_path, launcher=launcher)
+    with running(gateway):
+        known = pids(gateway)
+        gateway.process.send_signal(signal.SIGUSR2)
+        wait_for(lambda: log_has(gateway, "restart-refused", "wasn't ready within"), 20)
+        assert pids(gateway) == known
+        gateway.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: log_has(gateway, "reloaded"))
+        gateway.process.send_signal(signal.SIGUSR2)
+        wait_for(lambda: log_has(gateway, "restarted"), 20)
+        assert not pids(gateway) & known
 
 
 def test_the_admin_routes_of_several_workers_can_have_a_port_of_their_own(

@@ -419,7 +419,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 async def test_a_full_disk_costs_new_values_only_and_the_board_goes_on(
     small_disk: Path,
 ) -> None:
-    async with store_in(small_disk / "l2") as store:
+    events = Events()
+    async with store_in(small_disk / "l2", events) as store:
         await until(works(store))
         (small_disk / "filler").write_bytes(bytes(8 * MIB))  # what others keep there
         kinds: set[str] = set()
@@ -431,6 +432,10 @@ async def test_a_full_disk_costs_new_values_only_and_the_board_goes_on(
             except StoreError as error:
                 kinds.add(error.kind)
         assert kinds == {"disk"}
+        ((name, fields),) = events.told  # once, however many fail
+        assert name == "l2-disk-full"
+        assert fields["files"] == "l2-values"
+        assert "the disk is full" in str(fields["why"])
         assert len(kept) >= 10
         found = store.get_now([key_of(number) for number in kept])
         values = [number.to_bytes(1, "big") * 1_000_000 for number in kept]

@@ -221,6 +221,26 @@ def test_an_error_in_a_whole_body_is_an_error(trace: Path, load: Loads) -> None:
     assert load.code == 1
 
 
+def test_hostile_answers_are_outcomes_too(trace: Path, load: Loads) -> None:
+    deep = b"[" * 100_000 + b"]" * 100_000
+    choices = b'{"choices":[{"message":{"content":"x"}}],'
+    many = b'"usage":{"prompt_tokens":1,"completion_tokens":%b}}' % (b"9" * 400)
+    odd = b'data: {"type":[],"choices":[]}\n\ndata: [DONE]\n\n'
+    write(trace, *(ask(0.1 * number) for number in range(5)))
+    with Upstream() as server:
+        server.play(
+            [answer(b'{"usage":%b}' % deep)],
+            [answer(b'{"choices":%b}' % deep)],
+            [answer(b'{"x":%b}' % deep)],
+            [answer(choices + many)],
+            [stream_head(), chunk(odd), chunk(b"")],
+        )
+        summary = load(server.url)
+    assert summary.errors == {"not-json": 3}
+    assert summary.answered == 2
+    assert summary.output_tokens == 0
+
+
 def test_a_server_that_is_not_there_is_an_error_of_each_request(trace: Path, load: Loads) -> None:
     write(trace, ask(0), ask(0))
     summary = load(NOWHERE)

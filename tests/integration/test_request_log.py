@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -339,6 +340,19 @@ async def test_hits_after_a_new_answer_have_its_lengths(log: Log) -> None:
 
 
 @pytest.mark.asyncio
+async def test_the_usage_of_a_very_long_stored_answer_is_not_looked_for(log: Log) -> None:
+    async with feeding(log) as worker:
+        usage = b'"usage":{"completion_tokens":3}'
+        for prompt, size in ((1, 1_000_000), (2, 1_100_000)):
+            body = usage + b',"x":"' + b"x" * size + b'"}'
+            long = msgspec.structs.replace(HIT, answer=Answer(body, b"", b""))
+            worker.hit(prompt, kept=long)
+    log.stop()
+    told = [request.fields["output_tokens"] for request in log.requests().values()]
+    assert told == [3, None]
+
+
+@pytest.mark.asyncio
 async def test_a_refusal_has_a_row_though_nothing_could_be_read(log: Log) -> None:
     async with feeding(log) as worker:
         source = Source(b"/v1/completions", b"{")
@@ -608,6 +622,54 @@ async def test_a_full_disk_drops_rows_counts_them_and_goes_on(log: Log) -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("what", ["the folder", "the spool", "the socket"])
+async def test_files_that_are_removed_are_noticed_and_a_new_process_makes_them(
+    log: Log, what: str
+) -> None:
+    assert log.child is not None
+    async with feeding(log) as worker:
+        before = worker.miss(1)
+        await soon(lambda: before in log.requests())
+        await asyncio.sleep(1.1)  # by then it is known to be there
+        paths = {"the folder": log.folder, "the spool": log.spools()[0], "the socket": log.socket}
+        subprocess.run(["rm", "-rf", paths[what]], check=True, timeout=10)
+        during = [worker.hit(1), worker.miss(2)]
+        await soon(lambda: log.child.poll() is not None, within_s=3.0)
+        assert log.child.returncode == 1
+        lost = [] if what == "the socket" else during
+        await soon(lambda: "request-log-away" in worker.events)
+        assert worker.feed.dropped == len(lost)
+        waited = worker.hit(1)
+        await asyncio.to_thread(log.start)
+        await soon(lambda: "request-log-back" in worker.events)
+        after = [worker.miss(3), worker.hit(2)]
+        await soon(lambda: {waited, *after} <= log.requests().keys())
+    log.stop()
+    kept = {before, *during} if what == "the socket" else set()
+    assert check(log, worker.told).keys() == {*kept, waited, *after}
+    told = [json.loads(line) for line in log.errors.read_text().splitlines()]
+    (gone,) = [line for line in told if line["event"] == "request-log-folder-gone"]
+    assert gone["rows"] == len(lost)
+    assert not {line["event"] for line in told} & {"request-log-not-compacted", "bug"}
+
+
+@pytest.mark.asyncio
+async def test_compaction_outlives_whatever_goes_wrong_in_it(tmp_path: Path) -> None:
+    with opened(tmp_path, "--roll-s", "0.5") as log:
+        assert log.child is not None
+        async with feeding(log) as worker:
+            worker.miss(1)
+            await soon(log.spools)
+            limits = resource.prlimit(log.child.pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(log.child.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+            await soon(lambda: "bug" in log.events())  # no folder can be listed
+            resource.prlimit(log.child.pid, resource.RLIMIT_NOFILE, limits)
+            worker.miss(2)
+            await soon(log.parquets)
+    assert "request-log-not-compacted" in log.events()
+
+
+@pytest.mark.asyncio
 async def test_no_text_reaches_the_files(log: Log) -> None:
     async with feeding(log) as worker:
         worker.miss(1)
@@ -644,7 +706,60 @@ def test_one_folder_has_one_log_process(log: Log, tmp_path: Path) -> None:
     ]
     second = subprocess.run(command, capture_output=True, timeout=WITHIN_S, check=False)
     assert second.returncode == 1
-    assert b"another process writes" in second.stderr
+    told = json.loads(second.stderr)
+    assert told["event"] == "request-log-refused"
+    assert "another process writes" in told["why"]
+    assert "log.path" in told["remedy"]
+
+
+@pytest.mark.parametrize("place", ["the folder", "the socket"])
+def test_a_log_process_that_cannot_begin_says_why_in_a_line(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    inside = tmp_path / "file" / "log"
+    folder, door = (inside, tmp_path / "s") if place == "the folder" else (tmp_path, inside)
+    command = [sys.executable, "-m", "preheat.host.logger"]
+    done = subprocess.run(
+        [*command, "--folder", str(folder), "--socket", str(door)],
+        capture_output=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    told = json.loads(done.stderr)
+    assert told["event"] == "request-log-refused"
+    assert "Not a directory" in told["why"]
+    assert "log.path" in told["remedy"]
+
+
+@pytest.mark.parametrize("read", [own.requests, own.tables])
+def test_a_log_that_is_not_there_is_no_empty_one(read: Any, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no request log is here; log\.enabled"):
+        read(tmp_path / "nothing")
+    assert list(read(tmp_path)) == []
+
+
+@pytest.mark.parametrize("package", ["numpy", "pyarrow"])
+def test_without_the_extra_reading_and_writing_say_how_to_get_it(
+    package: str, tmp_path: Path
+) -> None:
+    hide = f"import sys; sys.modules[{package!r}] = None; "
+    done = subprocess.run(
+        [sys.executable, "-c", hide + "from preheat.traces import own"],
+        capture_output=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert b"ImportError: " in done.stderr
+    assert b"pip install 'preheat[log]'" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", hide + "import preheat.host.logger"],
+        capture_output=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    told = json.loads(done.stderr)
+    assert (told["event"], told["remedy"]) == ("request-log-refused", "pip install 'preheat[log]'")
 
 
 def test_nothing_that_answers_requests_imports_pyarrow() -> None:

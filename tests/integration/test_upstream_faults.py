@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from certificate import make_certificate
-from harness import Fake, Gateway, chat, running
+from harness import Fake, Gateway, Reply, chat, running
 from rawclient import Answer, Raw, post
 from upstream import End, Step, Upstream, answer, chunk, stream_head
 
@@ -39,6 +40,11 @@ def nobody() -> str:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def log_lines(gateway: Gateway) -> list[dict[str, str]]:
+    told = [json.loads(line) for line in gateway.stderr.splitlines()]
+    return [line for line in told if line["event"] == "request"]
 
 
 def settings(*urls: str, more: str = "") -> str:
@@ -102,6 +108,11 @@ def all_fine(gateway: Gateway, count: int, clients: int = 8) -> list[Answer]:
     assert len(answers) == count // clients * clients
     assert {one.status for one in answers} == {200}
     return answers
+
+
+def upstreams(gateway: Gateway) -> dict[str, Any]:
+    found = gateway.get("/preheat/v1/workers").json["upstreams"]
+    return {one["name"]: one for one in found}
 
 
 def workers_of(answers: Sequence[Answer]) -> set[str]:
@@ -211,9 +222,18 @@ def test_one_that_comes_back_is_asked_again(tmp_path: Path) -> None:
     with running(one, two), Gateway.started(settings(one.url, two.url), tmp_path) as gateway:
         one.stop()
         all_fine(gateway, 24)
+        address = f"127.0.0.1:{one.port}"
+        down = f'"event":"upstream-down","engine":"pair","worker":"pair.0","address":"{address}"'
+        wait_for(lambda: down in gateway.stderr)
+        assert upstreams(gateway)["pair.0"]["up"] == 0
+        assert b'preheat_upstream_up{upstream="pair.0"} 0.0' in gateway.get("/metrics").body
         again = Fake("--listen", f"127.0.0.1:{one.port}")
         with running(again):
             wait_for(lambda: workers_of([ask(gateway)]) == {"pair.0"})
+        assert gateway.stderr.count("upstream-down") == gateway.stderr.count("upstream-well") == 1
+        found = upstreams(gateway)
+        assert [one["up"] for one in found.values()] == [1, 1]
+        assert found["pair.0"]["failures"] >= 1
 
 
 # What can't ---------------------------------------------------------------------------------
@@ -261,6 +281,57 @@ def test_a_stream_that_breaks_is_not_begun_again(
     assert answered.events[0]["choices"][0]["delta"]["content"] == "fi"
     assert answered.events[-1]["error"]["code"] in {"engine-reset", "engine-timeout-idle"}
     assert bad.calls == 1
+
+
+def passed(gateway: Gateway, bad: Upstream, method: str) -> Reply:
+    """Two in turn, as above."""
+    calls = bad.calls
+    for _ in range(4):
+        body = {"model": "m1"} if method == "POST" else None
+        reply = gateway.request(method, "/v1/batches", body)
+        if bad.calls > calls:
+            return reply
+    raise AssertionError("the bad one wasn't asked")
+
+
+@pytest.mark.parametrize("refusal", ["502", "503", "504"])
+def test_what_is_passed_through_and_may_have_been_done_is_asked_once(
+    served: Gateway, bad: Upstream, good: Upstream, refusal: str
+) -> None:
+    bad.play([REFUSED[refusal]])
+    good.play([FINE])
+    reply = passed(served, bad, "POST")
+    assert reply.status == int(refusal)
+    assert reply.headers["x-preheat-worker"] == "pair.0"
+    assert bad.calls == 1
+
+
+@pytest.mark.parametrize(("method", "refusal"), [("POST", "429"), ("GET", "502")])
+def test_what_is_passed_through_and_does_no_harm_twice_the_other_answers(
+    served: Gateway, bad: Upstream, good: Upstream, method: str, refusal: str
+) -> None:
+    bad.play([REFUSED[refusal]])
+    good.play([FINE])
+    reply = passed(served, bad, method)
+    assert (reply.status, reply.headers["x-preheat-worker"]) == (200, "pair.1")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings"])
+def test_the_log_names_the_server_that_failed(
+    served: Gateway, bad: Upstream, good: Upstream, path: str
+) -> None:
+    good.play([FINE])
+    bad.play([answer(b"{}", status="400 Bad"), End.CLOSE])
+    ask_until(served, bad)
+    bad.play([End.HANG])
+    failed = []
+    for _ in range(4):
+        reply = served.post(path, chat(f"question {next(_turn)}"))
+        if reply.status == 504:
+            failed.append(reply.headers["x-preheat-request"])
+    assert failed
+    line = f'"request":"{failed[0]}","engine":"pair.0","kind":"timeout-first-byte"'
+    wait_for(lambda: line in served.stderr)
 
 
 @pytest.mark.parametrize("status", ["500 Internal Server Error", "400 Bad Request"])
@@ -317,3 +388,23 @@ def wait_for(condition: Callable[[], object], within_s: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < give_up_at, "it doesn't come true"
         time.sleep(0.02)
+
+
+# what the log says of it
+
+
+@pytest.mark.parametrize("more", ["", 'fallback_message = "later"'])
+def test_the_log_line_of_a_failure_has_the_details_that_the_client_got(
+    more: str, tmp_path: Path
+) -> None:
+    toml = f"[engines]\n{more}\n{settings(nobody())}"
+    with Gateway.started(toml, tmp_path) as gateway:
+        replies = [
+            gateway.post("/v1/chat/completions", chat("log", stream=one)) for one in (False, True)
+        ]
+        detail = "fwd=bypass; detail=fallback" if more else "fwd=miss; detail=engine-connect"
+    for reply in replies:
+        assert reply.cache_status == f"preheat; {detail}"
+    lines = log_lines(gateway)
+    assert [line["detail"] for line in lines] == [detail] * 2
+    assert [line["status"] for line in lines] == [reply.status for reply in replies]

@@ -94,6 +94,14 @@ def test_bodies_that_cannot_be_read_have_no_hashes() -> None:
 
 
 def test_the_hashes_of_an_endless_prompt_are_bounded() -> None:
-    prompt = prompt_of(chat("a" * 6_000_000), SECRET, HERE)
-    assert len(prompt.blocks) == 8_192 * HASH_BYTES
-    assert prompt.prompt_bytes > 6_000_000
+    prompt = prompt_of(chat("a" * 2_000_000), SECRET, HERE)
+    assert len(prompt.blocks) == 1_024 * HASH_BYTES
+    assert prompt.prompt_bytes > 2_000_000
+    assert hashes(chat("a" * 2_000_000, "b")) == prompt.blocks
+
+
+def test_a_body_that_is_too_long_to_be_read_has_its_length_only() -> None:
+    body = chat("a" * 4_200_000, max_tokens=7)
+    assert prompt_of(body, SECRET, HERE) == Prompt(prompt_bytes=len(body))
+    at_most = body[: 4 * 1024 * 1024 - 4] + b'"}]}'
+    assert prompt_of(at_most, SECRET, HERE).blocks

@@ -97,8 +97,15 @@ def test_retries_are_a_share_of_the_requests_once_the_reserve_is_gone() -> None:
 
 
 def test_a_few_retries_a_second_are_always_allowed() -> None:
-    budget = RetryBudget(0.0, 0.0)
+    budget = RetryBudget(0.01, 0.0)
     while budget.take(0.0):
         pass
     assert sum(budget.take(2.0) for _ in range(1_000)) == 10
     assert sum(budget.take(1e9) for _ in range(1_000)) == 100
+
+
+def test_a_share_of_nothing_allows_no_retry() -> None:
+    budget = RetryBudget(0.0, 0.0)
+    budget.earn()
+    assert not budget.take(0.0)
+    assert not budget.take(1e9)

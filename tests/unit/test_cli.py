@@ -1,6 +1,8 @@
 """The command line: help, exit codes, settings, and how soon it is there."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +89,9 @@ def test_wrong_usage_is_exit_code_2(
         ["serve", "--once"],
         ["serve", "--upstream", ""],
         ["serve", "--model", ""],
+        ["serve", "--upstream", "http://h", "--api-key-env", ""],
+        ["serve", "--api-key-env", "KEY"],
+        ["serve", "--model", "m.gguf", "--api-key-env", "KEY"],
         ["config", "check"],
         ["config", "show", "a.toml"],
     ],
@@ -181,6 +186,7 @@ def test_serve_without_a_model_says_how_to_get_one() -> None:
         (["--config", "none.toml"], "can't read none.toml"),
         (["--model", "none.gguf"], "there is no file none.gguf"),
         (["--upstream", "gpu:8000"], "engines.upstream.url"),
+        (["--upstream", "http://h", "--api-key-env", "NOT_SET"], "NOT_SET is empty or not set"),
         (["--upstream", "http://h", "--listen", "nowhere"], "listen.address: expected host:port"),
         (["--upstream", "http://h", "--listen", "0.0.0.0:0"], "no tenants are configured"),
     ],
@@ -191,6 +197,110 @@ def test_serve_ends_with_the_reason_when_it_cannot_start(arguments: list[str], s
     assert done.stderr.startswith("preheat: ")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_serve_without_a_folder_for_its_secret_says_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PREHEAT__ENGINES__A__KIND", "fake")
+    for folder in (tmp_path / "file" / "l2", Path("/proc/preheat")):
+        monkeypatch.setenv("PREHEAT__L2__PATH", str(folder))
+        done = preheat("serve", "--listen", "127.0.0.1:0")
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith(f"preheat: {folder}/secret: ")
+        assert "set l2.path" in done.stderr
+        assert "exact.secret_env" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_serve_without_a_folder_for_l2_says_so_and_serves(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SALT", "x" * 32)
+    monkeypatch.setenv("PREHEAT__EXACT__SECRET_ENV", "SALT")
+    monkeypatch.setenv("PREHEAT__L2__PATH", str(tmp_path / "file" / "l2"))
+    done = preheat(
+        *("serve", "--upstream", fake.url, "--listen", "127.0.0.1:0", "--ask", "Who?", "--once")
+    )
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stderr.splitlines()]
+    for event in ("l2-keeper-failed", "l2-failing"):
+        (line,) = [one for one in told if one["event"] == event]
+        assert line["why"] == f"{tmp_path / 'file' / 'l2'}: Not a directory"
+
+
+NO_POWERS = "--bounding-set=-dac_override,-dac_read_search,-fowner,-chown"
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv"
+)
+@pytest.mark.parametrize("command", ["serve", "doctor"])
+@pytest.mark.parametrize("whose", ["nobody's", "another's"])
+def test_a_folder_that_this_user_may_not_write_to_is_told_without_a_traceback(
+    command: str, whose: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    if whose == "another's":
+        (folder / "preheat").mkdir(mode=0o700)
+        os.chown(folder / "preheat", 65_534, 65_534)
+    folder.chmod(0o555)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder)}
+    environment["PREHEAT__ENGINES__A__KIND"] = "fake"
+    options = ["--listen", "127.0.0.1:0"] if command == "serve" else []
+    launcher = ["setpriv", NO_POWERS, "--inh-caps=-all", "--", sys.executable, "-m", "preheat"]
+    done = subprocess.run(
+        [*launcher, command, *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environment,
+    )
+    told = done.stdout + done.stderr
+    assert done.returncode == 1, told
+    assert "Traceback" not in told
+    assert f"{folder}/preheat/secret: Permission denied" in told
+    assert "set l2.path" in told
+    assert ("belongs to" in told) == (whose == "another's")
+
+
+@pytest.mark.parametrize("arguments", [["serve"], ["config", "check"]])
+def test_a_request_log_that_cannot_be_written_for_want_of_its_packages_is_refused(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "preheat.toml"
+    path.write_text('[log]\nenabled = true\n[engines.a]\nkind = "fake"\n', encoding="utf-8")
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text("import sys\nsys.modules['pyarrow'] = None\n")
+    where = ["--config", str(path), "--listen", "127.0.0.1:0"]
+    environment = {**os.environ, "PYTHONPATH": str(hidden), "XDG_CACHE_HOME": str(tmp_path)}
+    done = run(
+        *("-m", "preheat", *arguments),
+        *(where if arguments == ["serve"] else [str(path)]),
+        environment=environment,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("preheat: log.enabled: ")
+    assert "pip install 'preheat[log]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_key_of_an_upstream_is_sent_to_it(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPSTREAM_KEY", "sk-hunter2")
+    monkeypatch.setenv("PREHEAT__L2__KIND", "off")
+    done = preheat(
+        *("serve", "--upstream", fake.url, "--api-key-env", "UPSTREAM_KEY"),
+        *("--listen", "127.0.0.1:0", "--ask", "Whose?", "--once"),
+    )
+    assert done.returncode == 0, done.stderr
+    sent = [one["headers"].get("authorization") for one in fake.log["requests"]]
+    assert "Bearer sk-hunter2" in sent
+    assert "hunter2" not in done.stdout + done.stderr
 
 
 def test_serve_says_when_its_address_is_taken(fake: Fake) -> None:

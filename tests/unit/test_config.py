@@ -1,5 +1,6 @@
 """The settings: one frozen tree, checked as a whole."""
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,9 @@ def refusal(tree: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("tree", "parts"),
     [
-        ({"exat": {}}, ["exat: unknown key", "exact", "l1"]),
-        ({"exact": {"ttl": 5}}, ["exact.ttl: unknown key", "ttl_s"]),
+        ({"exat": {}}, ["exat: unknown key; did you mean exact?", "l1"]),
+        ({"nothing": {}}, ["nothing: unknown key; known here: listen", "engines.fallback_message"]),
+        ({"exact": {"ttl": 5}}, ["exact.ttl: unknown key; did you mean ttl_s?", "max_ttl_s"]),
         ({"l1": {"eviction": {"nam": "x"}}}, ["l1.eviction.nam: unknown key", "options"]),
         ({"engines": {"a": {"uri": ""}}}, ["engines.a.uri: unknown key", "url"]),
         ({"engines": {"a": UPSTREAM, "b": {"uri": ""}}}, ["engines.b.uri: unknown key"]),
@@ -108,6 +110,12 @@ def test_a_mistake_is_named_with_its_key_and_what_was_expected(
 )
 def test_an_address_is_host_and_port(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^k: expected host:port"):
+        config.address_of(text, "k")
+
+
+@pytest.mark.parametrize("text", ["8000", ":8000"])
+def test_a_port_alone_is_told_as_an_address(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"port 8000 of this machine is 127\.0\.0\.1:8000"):
         config.address_of(text, "k")
 
 
@@ -230,6 +238,30 @@ def test_a_mistake_in_the_environment_is_named_too(environment: dict[str, str], 
     assert str(caught.value).startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("PREHEAT_EXACT_TTL_S", "PREHEAT__EXACT__TTL_S"),
+        ("PREHEAT_LISTEN_TLS_CERT", "PREHEAT__LISTEN__TLS_CERT"),
+        ("PREHEAT_ENGINES_GPU_1_URL", "PREHEAT__ENGINES__GPU_1__URL"),
+        ("PREHEAT_FALLBACK_MESSAGE", ""),
+        ("PREHEAT_TENANT_KEY", ""),
+        ("PREHEAT_SERVICE_HOST", ""),
+        ("PREHEAT_PORT_8000_TCP_ADDR", ""),
+    ],
+)
+def test_a_variable_with_single_underscores_that_means_a_setting_is_named(
+    name: str, meant: str
+) -> None:
+    if not meant:
+        assert config.load(None, {name: "1"}, {}) == Settings()
+        return
+    with pytest.raises(ConfigError) as caught:
+        config.load(None, {name: "1"}, {})
+    assert str(caught.value).startswith(f"{name}: ")
+    assert str(caught.value).endswith(meant)
+
+
 def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:
     path = tmp_path / "preheat.toml"
     with pytest.raises(ConfigError, match=r"can't read .*preheat.toml"):
@@ -245,6 +277,15 @@ def test_a_secret_comes_from_the_environment() -> None:
     for environment in ({}, {"KEY": ""}, {"KEY": "  "}):
         with pytest.raises(ConfigError, match=r"^k: the environment variable KEY is empty"):
             config.secret_from("KEY", "k", environment)
+
+
+def test_a_user_without_a_home_has_to_name_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
+    for find, key in ((config.cache_folder, "l2.path"), (config.log_folder, "log.path")):
+        with pytest.raises(ConfigError, match=f"^{key}: this user has no home folder"):
+            find(Settings(), {})
+        assert find(Settings(), {"XDG_CACHE_HOME": "/c", "XDG_STATE_HOME": "/c"}).is_absolute()
 
 
 def test_the_environment_is_the_processs(monkeypatch: pytest.MonkeyPatch) -> None:

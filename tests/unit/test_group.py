@@ -15,7 +15,7 @@ from peer import Peer
 from preheat.core.breaker import Breaker
 from preheat.engines.group import Rules
 from preheat.engines.openai import OpenAi
-from preheat.engines.worker import WorkerState
+from preheat.engines.worker import OnEvent, WorkerState
 from preheat.errors import ConfigError, EngineError
 from preheat.transport.client import Response, Timeouts
 
@@ -32,6 +32,7 @@ async def group_of(
     open_s: float = 60.0,
     timeouts: Timeouts = SHORT,
     max_connections: int = 64,
+    on_event: OnEvent | None = None,
 ) -> AsyncIterator[OpenAi]:
     engine = OpenAi(
         "many",
@@ -41,6 +42,7 @@ async def group_of(
         max_connections=max_connections,
         breaker=Breaker(failures, open_s),
         rules=rules,
+        on_event=on_event,
     )
     try:
         yield engine
@@ -135,6 +137,35 @@ async def test_a_refusal_is_asked_elsewhere(status: str) -> None:
             assert (response.status, response.worker) == (200, "many.1")
         assert worker(engine, 0).retries == worker(engine, 0).failures or status[:3] == "429"
         assert worker(engine, 0).last_error_kind == f"status-{status[:3]}"
+
+
+@pytest.mark.parametrize("status", ["502 Bad", "503 Busy", "504 Late"])
+async def test_what_must_not_be_done_twice_is_not_asked_again_where_it_may_have_been(
+    status: str,
+) -> None:
+    async with Peer(status) as bad, Peer() as good, group_of(bad, good) as engine:
+        response = await engine.send(b"POST", b"/batches", [], b"{}", is_repeatable=False)
+        await response.read(65_536)
+        response.close()
+        assert (response.status, response.worker) == (int(status[:3]), "many.0")
+        assert (bad.asked, good.asked) == (1, 0)
+
+
+async def test_what_must_not_be_done_twice_is_asked_elsewhere_where_nothing_was_done() -> None:
+    async with Peer("429 Slow") as bad, Peer() as good:
+        gone = await dead()
+        async with group_of(gone, bad, good) as engine:
+            response = await engine.send(b"POST", b"/batches", [], b"{}", is_repeatable=False)
+            await response.read(65_536)
+            response.close()
+            assert (response.status, response.worker) == (200, "many.2")
+
+
+async def test_a_share_of_nothing_asks_no_refused_request_elsewhere() -> None:
+    async with Peer("503 Busy") as bad, Peer() as good:
+        async with group_of(bad, good, rules=Rules(retry_ratio=0.0)) as engine:
+            assert (await ask(engine)).status == 503
+            assert (bad.asked, good.asked) == (1, 0)
 
 
 async def test_no_request_fails_while_one_of_two_is_dead() -> None:
@@ -243,6 +274,29 @@ async def test_one_that_is_down_is_asked_for_its_health_and_comes_back() -> None
         probed = other.probed
         await asyncio.sleep(0.2)
         assert other.probed == probed, "only those that are down are asked for their health"
+
+
+@pytest.mark.parametrize("health_path", ["/health", ""])
+async def test_going_down_and_coming_back_are_told_once_each(health_path: str) -> None:
+    told: list[tuple[str, dict[str, object]]] = []
+    rules = Rules(health_s=0.05, health_path=health_path)
+    async with Peer("503 Busy", health=503) as bad, Peer() as good:
+        async with group_of(
+            bad, good, rules=rules, open_s=0.05, on_event=lambda *one: told.append(one)
+        ) as engine:
+            for _ in range(12):
+                await ask(engine)
+                await asyncio.sleep(0.01)
+            where = {"worker": "many.0", "address": f"127.0.0.1:{bad.port}"}
+            assert told == [("upstream-down", {**where, "kind": "status-503"})]
+            bad.mode, bad.health = "fine", 200
+            async with asyncio.timeout(5):
+                while states(engine) != ["well", "well"]:
+                    await ask(engine)
+                    await asyncio.sleep(0.01)
+            for _ in range(4):
+                await ask(engine)
+            assert told[1:] == [("upstream-well", where)]
 
 
 async def test_one_that_says_it_is_unwell_stays_down() -> None:
@@ -401,19 +455,19 @@ async def test_one_that_is_drained_takes_nothing_more_and_ends_what_it_has() -> 
     async with Peer("held") as one, Peer() as two, group_of(one, two) as engine:
         held = asyncio.create_task(ask(engine))
         await until(lambda: one.asked)
-        assert engine.drain("many.0")
-        assert not engine.drain("many.7")
+        assert engine.set_draining("many.0", is_draining=True)
+        assert not engine.set_draining("many.7", is_draining=True)
         one.release.set()
         assert (await held).worker == "many.0"
         assert {(await ask(engine)).worker for _ in range(4)} == {"many.1"}
         assert states(engine) == ["draining", "well"]
-        assert engine.undrain("many.0")
+        assert engine.set_draining("many.0", is_draining=False)
         assert {(await ask(engine)).worker for _ in range(4)} == {"many.0", "many.1"}
 
 
 async def test_where_all_are_drained_nothing_is_asked() -> None:
     async with Peer() as only, group_of(only) as engine:
-        engine.drain("many")
+        engine.set_draining("many", is_draining=True)
         assert (await failure(engine)).kind == "breaker-open"
         assert only.asked == 0
         assert not engine.is_ready

@@ -87,7 +87,7 @@ async def test_settings_and_addresses_arrive_as_they_were() -> None:
         }
     )
     engines = {"e": Address("http://127.0.0.1:1/v1", "key"), "down": None}
-    start = messages.Start(settings, 1, 2, (5, 6), (), engines, "name")
+    start = messages.Start(settings, 1, 2, (5, 6), (), engines, "name", bytes(range(32)))
     async with pair(nothing, worker) as (supervisor, _):
         supervisor.tell(start)
         while not heard:
@@ -118,6 +118,51 @@ async def test_a_call_without_an_answer_ends_in_time() -> None:
     async with pair(nothing, worker) as (supervisor, _):
         with pytest.raises(ChannelError, match="no answer within"):
             await supervisor.call(messages.Collect(), 0.05)
+
+
+@pytest.mark.asyncio
+async def test_calls_that_need_an_answer_over_the_same_channel_do_not_starve_it() -> None:
+    """Each is answered with what a call in the other direction gives; too many are refused."""
+
+    async def supervisor(message: Any) -> Any:
+        return await ours.call(messages.Collect(), 10.0)
+
+    async def worker(message: Any) -> Any:
+        return messages.Counted.of(SNAPSHOT)
+
+    async with pair(supervisor, worker) as (ours, theirs):
+        calls = [theirs.call(messages.AskSnapshots(), 10.0) for _ in range(1_500)]
+        async with asyncio.timeout(5):
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert sum(isinstance(one, messages.Counted) for one in answers) >= 1_024
+        refused = {str(one) for one in answers if not isinstance(one, messages.Counted)}
+        assert refused <= {"it is asked too much at once"}
+        assert (await theirs.call(messages.AskSnapshots(), 2.0)).snapshot == SNAPSHOT
+
+
+@pytest.mark.asyncio
+async def test_calls_past_the_limit_are_refused_at_once() -> None:
+    async def worker(message: Any) -> None:
+        await asyncio.sleep(30)
+
+    async with pair(nothing, worker) as (supervisor, _):
+        calls = [
+            asyncio.create_task(supervisor.call(messages.Collect(), 10.0)) for _ in range(1_030)
+        ]
+        done, waiting = await asyncio.wait(calls, timeout=0.5)
+        assert len(done) == 6
+        for task in done:
+            with pytest.raises(ChannelError, match="too much"):
+                task.result()
+        for task in waiting:
+            task.cancel()
+
+
+def test_a_message_shows_no_key() -> None:
+    engines = {"e": Address("http://127.0.0.1:1/v1", "engine-key")}
+    start = messages.Start(check({}), 0, 1, (), (), engines, "name", b"secret-bytes")
+    assert "key" not in repr(start)
+    assert "secret" not in repr([start])
 
 
 @pytest.mark.asyncio

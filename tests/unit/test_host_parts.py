@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from preheat.config import Settings, check
+from preheat.config import NAMED, Settings, check, fields_of
 from preheat.errors import ConfigError
-from preheat.host import restarts, sockets
-from preheat.host.changes import check_reload, check_restart
+from preheat.host import child, restarts, sockets
+from preheat.host.changes import applied_by, check_reload, check_restart
 from preheat.host.child import Child
 from preheat.host.keeping import Keeping
 from preheat.host.restarts import Restarts
+from preheat.host.rounds import Rounds
+from preheat.host.secret import Secret
 from preheat.telemetry.logs import Log
 
 # sockets
@@ -47,7 +51,11 @@ def test_all_slots_listen_on_the_port_that_was_taken(slots: int) -> None:
 def test_a_port_has_one_gateway(first: int, second: int) -> None:
     sets = bound(0, first)
     port = sockets.port_of(sets)
-    with pytest.raises(ConfigError, match=f"can't listen on 127.0.0.1:{port}.*--listen HOST:PORT"):
+    expected = (
+        f"can't listen on 127.0.0.1:{port}: Address already in use, by another program, or by a "
+        ".* killed, .*; choose another one with --listen HOST:PORT$"
+    )
+    with pytest.raises(ConfigError, match=expected):
         bound(port, second)
     sockets.close(sets)
     sockets.close(bound(port, second))  # free again at once
@@ -64,6 +72,84 @@ def test_an_address_of_nobody_s_is_refused() -> None:
         bound(0, 1, "192.0.2.1")
 
 
+# rounds
+
+
+@pytest.mark.asyncio
+async def test_who_asks_together_shares_a_round_that_begins_after_the_question() -> None:
+    begun = 0
+
+    async def work() -> int:
+        nonlocal begun
+        begun += 1
+        found = begun
+        await asyncio.sleep(0.02)
+        return found
+
+    rounds = Rounds(work)
+    first = [asyncio.create_task(rounds.result()) for _ in range(5)]
+    await asyncio.sleep(0.005)
+    later = [asyncio.create_task(rounds.result()) for _ in range(500)]
+    later[0].cancel()  # one that gives up takes nothing from the others
+    async with asyncio.timeout(2):
+        assert set(await asyncio.gather(*first)) == {1}
+        assert set(await asyncio.gather(*later[1:])) == {2}
+        assert await rounds.result() == 3
+
+
+@pytest.mark.asyncio
+async def test_a_round_that_fails_is_followed_by_another() -> None:
+    answers: list[Any] = [ConfigError("no"), 7]
+
+    async def work() -> Any:
+        await asyncio.sleep(0)
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    rounds = Rounds(work)
+    failing = asyncio.create_task(rounds.result())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    following = asyncio.create_task(rounds.result())
+    with pytest.raises(ConfigError, match="no"):
+        await failing
+    assert await following == 7
+
+
+# secret
+
+
+def test_a_secret_outlives_its_file(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    log = Log(stream)
+    settings = check({**BASE, "l2": {"path": str(tmp_path / "cache")}})
+    file = tmp_path / "cache" / "secret"
+    secret = Secret(log)
+    known = secret.told(settings)
+    assert known == file.read_bytes()
+    shutil.rmtree(tmp_path / "cache")
+    assert secret.told(settings) == known
+    assert (file.read_bytes(), file.stat().st_mode & 0o777) == (known, 0o600)
+    file.write_bytes(b"x" * 32)  # another gateway's
+    assert secret.told(settings) == known
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").write_text("in the way")
+    assert secret.told(settings) == known
+    log.close()
+    assert stream.getvalue().count(b'"event":"secret-not-kept"') == 2
+    assert repr(known)[2:-1].encode() not in stream.getvalue()
+
+
+def test_a_secret_of_the_environment_is_found_by_who_has_it(tmp_path: Path) -> None:
+    settings = check(
+        {**BASE, "l2": {"path": str(tmp_path / "cache")}, "exact": {"secret_env": "S"}}
+    )
+    assert Secret(Log(io.BytesIO())).told(settings) == b""
+    assert not (tmp_path / "cache").exists()
+
+
 # restarts
 
 
@@ -76,6 +162,13 @@ def test_the_first_death_costs_no_pause_and_a_series_ever_more() -> None:
     pauses = [failing.pause_s(0.5, worked=False) for _ in range(10)]
     assert pauses[0] == restarts.FIRST_PAUSE_S
     assert pauses[-1] == restarts.LONGEST_PAUSE_S
+
+
+def test_a_child_that_never_comes_up_is_tried_ever_more_seldom() -> None:
+    failing = Restarts(child.LONGEST_PAUSE_S)
+    pauses = [failing.pause_s(0.5, worked=False) for _ in range(12)]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 30.0
 
 
 def test_a_long_life_is_a_new_beginning() -> None:
@@ -141,6 +234,40 @@ def test_these_need_a_new_start(sections: dict[str, Any], key: str) -> None:
     for refuses in (check_reload, check_restart):
         with pytest.raises(ConfigError, match=f"^{key}: only a new start"):
             refuses(check(BASE), changed(**sections))
+
+
+def settings_of(section: str) -> list[str]:
+    default = getattr(Settings(), section)
+    return [name for name, _, _ in fields_of(NAMED.get(section) or type(default))]
+
+
+@pytest.mark.parametrize(
+    ("section", "field"),
+    [
+        (section, field)
+        for section, _, _ in fields_of(Settings)
+        if section != "fallback_message"
+        for field in settings_of(section)
+    ],
+)
+def test_what_applies_a_setting_is_what_the_documents_say(section: str, field: str) -> None:
+    by = applied_by(section, field)
+    kind = "embedded" if section == "engines" and by == "start" else "openai"
+    before: Any = NAMED[section]() if section in NAMED else getattr(Settings(), section)
+    before = replace(before, kind=kind) if section == "engines" else before
+    after = replace(before, **{field: object() if field != "kind" else "openai"})
+    old, new = (
+        replace(check(BASE), **{section: {"a": one} if section in NAMED else one})
+        for one in (before, after)
+    )
+    refused = []
+    for name, refuses in (("SIGHUP", check_reload), ("SIGUSR2", check_restart)):
+        try:
+            refuses(old, new)
+        except ConfigError:
+            refused.append(name)
+    assert by == {0: "SIGHUP", 1: "SIGUSR2", 2: "start"}[len(refused)]
+    assert refused in ([], ["SIGHUP"], ["SIGHUP", "SIGUSR2"])
 
 
 def test_the_engine_of_no_configuration_is_one_too() -> None:
@@ -271,7 +398,7 @@ async def test_a_child_that_cannot_be_is_a_mistake_in_the_settings() -> None:
 
 
 def test_the_supervisor_is_light() -> None:
-    heavy = ["starlette", "prometheus_client", "uvloop", "pyarrow", "preheat.wiring"]
+    heavy = ["starlette", "prometheus_client", "uvloop", "pyarrow", "preheat.wiring", "lmdb"]
     heavy += ["preheat.gateway.app", "preheat.host.worker"]
     script = f"import sys, preheat.host.supervisor; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run(

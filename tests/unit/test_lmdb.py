@@ -482,6 +482,49 @@ def test_processes_that_make_the_secret_at_once_have_the_same(tmp_path: Path) ->
     assert len(set(found)) == 1
 
 
+def test_a_secret_in_a_folder_that_cannot_be_is_refused_with_what_to_set(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file" / "l2", Path("/proc/preheat")):
+        with pytest.raises(ConfigError, match=r"set l2\.path .* or exact\.secret_env"):
+            secret_at(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_another_users_secret_is_said_to_be_his_and_nobody_is_told_to_remove_it(
+    tmp_path: Path,
+) -> None:
+    secret_at(tmp_path)
+    os.chown(tmp_path / "secret", 65_534, 65_534)
+    with pytest.raises(ConfigError, match=r"it is another user's .*secret belongs to") as caught:
+        secret_at(tmp_path)
+    assert "remove" not in str(caught.value)
+
+
+def test_a_keeper_without_a_folder_says_so_once_and_goes_on_when_there_is_one(
+    tmp_path: Path,
+) -> None:
+    told: list[tuple[str, dict[str, object]]] = []
+    (tmp_path / "in-the-way").touch()
+    folder = tmp_path / "in-the-way" / "l2"
+    keeper = Keeper(folder, BUDGET, lambda name, fields: told.append((name, fields)))
+    with pytest.raises(StoreError, match=f"^{folder}: Not a directory$"):
+        keeper.start()
+    keeper.tick()
+    keeper.tick()
+    assert told == []  # whoever started it has told it
+    (tmp_path / "in-the-way").unlink()
+    keeper.tick()
+    assert keeper.is_keeper
+    keeper.close()
+
+
+def test_why_files_cannot_be_opened_is_in_words(tmp_path: Path) -> None:
+    (tmp_path / "values" / "data.mdb").mkdir(parents=True)
+    with pytest.raises(StoreError) as caught:
+        open_place(tmp_path, lmdb_values.layout(BUDGET), may_set_aside=True, on_event=ignore)
+    assert str(caught.value) == "LMDB failed (Is a directory)"
+
+
 def test_a_secret_that_others_can_read_or_that_is_cut_is_refused(tmp_path: Path) -> None:
     secret_at(tmp_path)
     (tmp_path / "secret").chmod(0o640)

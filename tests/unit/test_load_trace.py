@@ -85,6 +85,13 @@ def test_lines_out_of_order_are_read_in_the_order_of_their_times(tmp_path: Path)
         ('{"at": 0, "prompt": "x", "headers": {"a": "b\\r\\nc: d"}}', "characters"),
         ('{"at": 0, "prompt": "x", "slo_ttft_s": 0}', "slo_ttft_s"),
         ('{"at": 0, "prompt": "\udcff"}', "UTF-8"),
+        ('{"at": 0, "prompt": "x", "my secret prompt": 1}', "unknown field; known here: at"),
+        (f'{{"at": 0, "prompt": "x", "secret{"s" * 40}": 1}}', "unknown field; known here: at"),
+        ('{"at": 0, "prompt": "x", "my\\nsecret": 1}', "unknown field; known here: at"),
+        ('{"at": 0, "prompt": "x", "headers": {"my secret": "1"}}', "can't hold such a name"),
+        (f'{{"at": 0, "prompt": {"[" * 50_000}{"]" * 50_000}}}', "nested too deeply"),
+        (f'{{"at": 0, "zz": {"[" * 50_000}{"]" * 50_000}}}', ""),
+        (f'{{"at": {"9" * 400}, "prompt": "x"}}', ""),
     ],
 )
 def test_a_line_that_cannot_be_used_is_named_by_its_number(
@@ -105,6 +112,30 @@ def test_a_trace_without_requests_or_without_a_file_is_refused(tmp_path: Path) -
         Trace(written(tmp_path, ""))
     with pytest.raises(ConfigError, match="can't read"):
         Trace(tmp_path / "none.jsonl")
+
+
+def test_a_byte_order_mark_at_the_beginning_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"at": 1, "prompt": "a"}\n{"at": 0, "prompt": "b"}\n')
+    assert [json.loads(one.body)["prompt"] for one in Trace(path).read()] == ["b", "a"]
+
+
+def test_a_file_that_cannot_be_read_on_the_way_is_refused() -> None:
+    # Nothing is mapped at address 0, so that reading there is an error, after it was opened.
+    with pytest.raises(ConfigError, match="can't read /proc/self/mem: Input/output error"):
+        Trace(Path("/proc/self/mem"))
+
+
+def test_a_body_is_read_or_named_however_deep_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    named = 0
+    for levels in range(700, 1_000):  # somewhere there every interpreter's limit is
+        path.write_text(f'{{"at": 0, "body": {{"a": {"[" * levels}{"]" * levels}}}}}\n')
+        try:
+            list(Trace(path).read("other"))
+        except ConfigError:
+            named += 1
+    assert 0 < named < 300
 
 
 def test_a_trace_from_a_pipe_is_refused() -> None:

@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from core_parts import PRICES, USAGE, Desk, key_of, request_for
 from preheat.core.ledger import PICO
-from preheat.core.stats import Snapshot, snapshot
+from preheat.core.stats import Snapshot, UpstreamCounts, snapshot
 from preheat.core.types import Want
 from preheat.telemetry.metrics import _GAUGES, render
 
@@ -107,6 +107,32 @@ def test_refusals_and_failures_are_counted_by_their_word(desk: Desk) -> None:
     told = Told(desk)
     assert told("refused_total", code="too-deep") == 1
     assert told("engine_errors_total", kind="reset") == 1
+
+
+def test_what_was_dropped_is_a_counter(desk: Desk) -> None:
+    desk.counters.log_dropped, desk.counters.rows_dropped = 3, 4
+    told = Told(desk)
+    assert (told("log_dropped_total"), told("rows_dropped_total")) == (3, 4)
+
+
+def test_each_upstream_is_told_by_name_and_one_that_is_gone_by_its_counters_only() -> None:
+    seen = UpstreamCounts("127.0.0.1:1", in_flight=2, up=0, failures=5, retries=4)
+    gone = UpstreamCounts("127.0.0.1:2", failures=1)
+    text = render(Snapshot(upstreams={"gpu.0": seen, "gpu.1": gone})).decode()
+    samples = {
+        (sample.name.removeprefix("preheat_upstream_"), sample.labels["upstream"]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if "upstream" in sample.labels
+    }
+    assert samples == {
+        ("up", "gpu.0"): 0,
+        ("in_flight", "gpu.0"): 2,
+        ("failures_total", "gpu.0"): 5,
+        ("failures_total", "gpu.1"): 1,
+        ("retries_total", "gpu.0"): 4,
+        ("retries_total", "gpu.1"): 0,
+    }
 
 
 @pytest.mark.parametrize("name", _GAUGES)

@@ -83,6 +83,7 @@ def test_counters_are_summed_over_their_labels() -> None:
         b'vllm:prefix_cache_hits_total{engine="1"} 1e1\r\n'
         b"vllm:prefix_cache_queries_total 40\nother_total 7\nvllm:prefix_cache_hits_created 9\n"
         b"sglang:cached_tokens_total{} 1.7.3\n\xff\n"
+        b"sglang:cached_tokens_total 1e999\n"
     )
     assert counters_in(page) == {"vllm:prefix_cache_hits": 15.0, "vllm:prefix_cache_queries": 40.0}
 
@@ -95,7 +96,8 @@ def test_a_counter_that_was_not_there_before_began_at_zero() -> None:
 
 
 @pytest.mark.parametrize("usage", [None, 3, {}, {"prompt_tokens_details": None}, {
-    "prompt_tokens_details": {"cached_tokens": None}}, {"prompt_tokens_details": {"cached_tokens": True}}])  # fmt: skip
+    "prompt_tokens_details": {"cached_tokens": None}}, {"prompt_tokens_details": {"cached_tokens": True}},
+    {"prompt_tokens_details": {"cached_tokens": 10**400}, "cache_n": 10**400}, {"cache_n": -1}])  # fmt: skip
 def test_what_is_no_count_is_not_told(usage: Any) -> None:
     assert told_by({"usage": usage}) is None
     assert timings_of({"timings": usage}) is None

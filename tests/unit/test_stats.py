@@ -110,6 +110,35 @@ def test_what_a_dead_process_counted_stays_and_what_it_held_is_gone() -> None:
     assert whole.gauges == {"workers": 1.0}
 
 
+def test_what_is_down_for_one_process_is_told_as_down_and_sizes_are_the_largest() -> None:
+    whole = stats.Snapshot(shared={"l2_up": 1.0, "engines_ready": 1.0, "l2_bytes": 1.0})
+    whole.add(stats.Snapshot(shared={"l2_up": 0.0, "engines_ready": 2.0, "l2_bytes": 2.0}))
+    assert whole.shared == {"l2_up": 0.0, "engines_ready": 1.0, "l2_bytes": 2.0}
+
+
+def test_an_upstream_is_the_sum_of_what_all_processes_have_of_it() -> None:
+    def asked(up: int, *, draining: bool = False) -> stats.Snapshot:
+        one = stats.UpstreamCounts("a:1", 2, up, draining, failures=3, retries=1)
+        return stats.Snapshot(upstreams={"gpu.0": one})
+
+    well, dead = asked(1), asked(0)
+    dead.retire()
+    assert dead.upstreams["gpu.0"] == stats.UpstreamCounts("a:1", failures=3, retries=1)
+    whole = stats.Snapshot()
+    for one in (dead, well, asked(0, draining=True), asked(1)):
+        whole.add(one)
+    assert whole.upstreams == {"gpu.0": stats.UpstreamCounts("a:1", 6, 0, True, 12, 4)}
+    assert well.upstreams["gpu.0"].failures == 3  # adding changes what is added to alone
+
+
+def test_what_was_dropped_stays_counted_when_its_process_ends() -> None:
+    ledger, counters = Ledger(PRICES), Counters()
+    counters.log_dropped, counters.rows_dropped = 2, 3
+    dead = stats.snapshot(ledger, counters, {}, {})
+    dead.retire()
+    assert (dead.totals["log_dropped"], dead.totals["rows_dropped"]) == (2, 3)
+
+
 def test_a_snapshot_stands_still_while_the_books_go_on() -> None:
     ledger = Ledger(PRICES)
     ledger.book_forward("t", "m1", "expired", USAGE, 0.5)

@@ -2,6 +2,7 @@
 
 import io
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,18 @@ def test_a_certificate_is_used(tmp_path: Path) -> None:
         pytest.skip("openssl isn't installed")
     context = wiring.tls(settings_of(listen={"tls_cert": str(cert), "tls_key": str(key)}))
     assert context is not None
+
+
+@pytest.mark.parametrize("package", ["numpy", "pyarrow"])
+def test_a_request_log_without_its_packages_is_refused_with_the_remedy(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = settings_of(log={"enabled": True})
+    wiring.check_request_log(wanted)
+    monkeypatch.setitem(sys.modules, package, None)
+    wiring.check_request_log(settings_of())
+    with pytest.raises(ConfigError, match=r"^log\.enabled: .*pip install 'preheat\[log\]'"):
+        wiring.check_request_log(wanted)
 
 
 def test_limits_are_those_of_the_settings() -> None:

@@ -2,31 +2,43 @@
 
     preheat serve                                a small real model answers (see the README)
     preheat serve --upstream http://gpu-1:8000   before your own vLLM, SGLang, TGI, llama.cpp
+    preheat serve --upstream https://api.example.com --api-key-env API_KEY   it wants a key
     preheat serve --model FILE.gguf              another model in the embedded engine
     preheat serve --workers 4                    four processes on one port
     preheat serve --config preheat.toml          everything else: see 'preheat config'
 
-It says on standard output where it listens, and writes JSON log lines to standard error. Signals:
+It says on standard output where it listens, and writes JSON log lines to standard error. Signals to
+this process:
 
     SIGTERM, Ctrl-C   let the requests under way end (listen.drain_s); a second one ends at once
-    SIGHUP            read engines, models, namespaces and freshness anew, without a pause
-    SIGUSR2           read all settings anew, and replace one worker after the other
+    SIGHUP            read the settings anew; in place change: engines (not embedded ones), models,
+                      namespaces, exact (not exact.secret_env), engines.fallback_message
+    SIGUSR2           read them anew and replace one worker after the other, without a lost request:
+                      all of these, tenants, l1, telemetry, admin.api_key_env, exact.secret_env, and
+                      the rest of listen
+
+Only a new start changes listen.address, listen.workers, admin.listen, l2, log and embedded engines.
+A change that a signal can't apply is refused whole: reload-refused or restart-refused in the log
+names the keys. docs/settings.md says for each setting what applies it.
 """
 
 import argparse
 import asyncio
+import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from preheat import config
+from preheat import config, traces
 from preheat.errors import ConfigError
 
 if TYPE_CHECKING:
     from preheat.host.child import Child
     from preheat.host.keeping import Keeper
     from preheat.telemetry.logs import Log
+
+_ENDS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     answering.add_argument("--model", metavar="GGUF", help="model file for the embedded engine")
     parser.add_argument(
+        "--api-key-env", metavar="VAR", help="environment variable with the key of --upstream"
+    )
+    parser.add_argument(
         "--ask",
         metavar="TEXT",
         help="once it serves, ask this twice and show both answers with their Cache-Status",
@@ -57,7 +72,38 @@ def run(options: argparse.Namespace) -> int:
     if wrong:
         print(f"usage: preheat serve [options]\npreheat serve: {wrong}", file=sys.stderr)
         return 2
-    return asyncio.run(_serve(_read(options), options))
+    _watch_signals()
+    try:
+        return asyncio.run(_serve(_read(options), options))
+    except _StoppedError:
+        for name in _ENDS:
+            signal.signal(name, signal.SIG_IGN)
+        _tell_stopped()
+        return 0
+
+
+class _StoppedError(SystemExit):
+    """A signal came before the supervisor watched for it."""
+
+
+def _watch_signals() -> None:
+    """Until the supervisor does, which takes modules that aren't loaded yet."""
+
+    def stop(*_: object) -> None:
+        raise _StoppedError
+
+    for name in _ENDS:
+        signal.signal(name, stop)
+    for name in (signal.SIGHUP, signal.SIGUSR2):  # what they would have us read is read anyway
+        signal.signal(name, signal.SIG_IGN)
+
+
+def _tell_stopped() -> None:
+    from preheat.host.stderr import log_to_stderr
+
+    log = log_to_stderr()
+    log.event("stopped-while-starting")
+    log.close()
 
 
 def _read(options: argparse.Namespace) -> config.Settings:
@@ -72,9 +118,11 @@ def _read(options: argparse.Namespace) -> config.Settings:
 def _misused(options: argparse.Namespace) -> str:
     if options.once and not options.ask:
         return "--once needs --ask TEXT"
-    for name in ("listen", "upstream", "model", "ask"):
+    for name in ("listen", "upstream", "model", "ask", "api_key_env"):
         if getattr(options, name) == "":
-            return f"--{name} is empty; is a variable unset?"
+            return f"--{name.replace('_', '-')} is empty; is a variable unset?"
+    if options.api_key_env and not options.upstream:
+        return "--api-key-env needs --upstream URL"
     return ""
 
 
@@ -86,6 +134,8 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
         overrides["listen.workers"] = options.workers
     if options.upstream:
         overrides["engines.upstream.url"] = options.upstream
+    if options.api_key_env:
+        overrides["engines.upstream.api_key_env"] = options.api_key_env
     if options.model:
         overrides["engines.embedded.kind"] = "embedded"
         overrides["engines.embedded.model"] = options.model
@@ -121,7 +171,7 @@ def _keeper(settings: config.Settings, log: "Log") -> "Keeper | None":
 
 def _children(settings: config.Settings, log: "Log") -> "list[Child]":
     """The process that writes the request log, where there is to be one."""
-    if not settings.log.enabled:
+    if not settings.log.enabled or not traces.is_installed():  # the workers refuse, with the remedy
         return []
     from preheat.host.child import Child
 

@@ -72,7 +72,9 @@ class RetryBudget:
             self._tokens += self._ratio
 
     def take(self, now: float) -> bool:
-        """May one be asked again?"""
+        """May one be asked again? Never, where the share is 0."""
+        if self._ratio <= 0.0:
+            return False
         since = self._tokens + (now - self._filled_at) * _TOKENS_PER_S
         self._tokens = min(_MOST_TOKENS, since)
         self._filled_at = now

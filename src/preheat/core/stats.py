@@ -30,7 +30,11 @@ class Histogram:
         return sum(self.counts)
 
 
-TOTALS: Final = ("stored", "evicted", "expired", "invalidated", "sampled_repeats")
+TOTALS: Final = (
+    *("stored", "evicted", "expired", "invalidated", "sampled_repeats"),
+    *("log_dropped", "rows_dropped"),
+)
+_STATES: Final = ("_up", "_ready")
 WORDS: Final = ("refused", "engine_errors", "dropped", "l2", "stale")
 
 
@@ -55,17 +59,46 @@ class Counters:
         self.expired = 0
         self.invalidated = 0
         self.stored = 0
+        self.log_dropped = 0
+        self.rows_dropped = 0
 
     def bump(self, counts: dict[str, int], word: str) -> None:
         """Add one to a word's count; the words are ours, so there are few."""
         counts[word] = counts.get(word, 0) + 1
 
 
+class UpstreamCounts(msgspec.Struct):
+    """One server behind an engine, as it has been asked. `up` is 0 while it is left alone for its
+    failures, else 1; None where only those have asked it that are gone."""
+
+    address: str = ""
+    in_flight: int = 0
+    up: int | None = None
+    draining: bool = False
+    failures: int = 0
+    retries: int = 0
+
+    def add(self, other: "UpstreamCounts") -> None:
+        """Add what another process has of it."""
+        self.in_flight += other.in_flight
+        self.failures += other.failures
+        self.retries += other.retries
+        self.draining = self.draining or other.draining
+        if other.up is not None:
+            self.address = other.address
+            self.up = other.up if self.up is None else min(self.up, other.up)
+
+    def retire(self) -> None:
+        """Whoever asked it is gone."""
+        self.in_flight, self.up, self.draining = 0, None, False
+
+
 class Snapshot(msgspec.Struct):
     """All that one process counted, as a value that can be sent and added up.
 
     `latency` has counts by bound, then the sum; `words` counts by family and word; `totals` only
-    grow; `gauges` are of this moment and add up; `shared` are those of what processes share.
+    grow; `gauges` are of this moment and add up; `shared` are those of what processes share;
+    `upstreams` are by name.
     """
 
     accounts: dict[AccountName, Account] = {}
@@ -74,6 +107,7 @@ class Snapshot(msgspec.Struct):
     totals: dict[str, int] = {}
     gauges: dict[str, float] = {}
     shared: dict[str, float] = {}
+    upstreams: dict[str, UpstreamCounts] = {}
 
     def add(self, other: "Snapshot") -> None:
         """Add what another process counted."""
@@ -88,11 +122,17 @@ class Snapshot(msgspec.Struct):
         _add(self.totals, other.totals)
         _add(self.gauges, other.gauges)
         for gauge, value in other.shared.items():
-            self.shared[gauge] = max(self.shared.get(gauge, value), value)
+            # Sizes are told at different times; whether something is up, whoever has it worst says.
+            worst = min if gauge.endswith(_STATES) else max
+            self.shared[gauge] = worst(self.shared.get(gauge, value), value)
+        for upstream, asked in other.upstreams.items():
+            self.upstreams.setdefault(upstream, UpstreamCounts(asked.address)).add(asked)
 
     def retire(self) -> None:
         """Its process has ended: what it counted stays true, what it held is gone."""
         self.gauges, self.shared = {}, {}
+        for upstream in self.upstreams.values():
+            upstream.retire()
 
 
 N = TypeVar("N", int, float)
@@ -104,7 +144,11 @@ def _add(sums: dict[str, N], more: Mapping[str, N]) -> None:
 
 
 def snapshot(
-    ledger: Ledger, counters: Counters, gauges: dict[str, float], shared: dict[str, float]
+    ledger: Ledger,
+    counters: Counters,
+    gauges: dict[str, float],
+    shared: dict[str, float],
+    upstreams: dict[str, UpstreamCounts] | None = None,
 ) -> Snapshot:
     """What these books say now. `settle` the inventory first."""
     return Snapshot(
@@ -117,6 +161,7 @@ def snapshot(
         totals={name: getattr(counters, name) for name in TOTALS},
         gauges=gauges,
         shared=shared,
+        upstreams=upstreams or {},
     )
 
 

@@ -26,8 +26,11 @@ class Engine(Protocol):
         path: bytes,
         headers: Sequence[tuple[bytes, bytes]],
         body: bytes,
+        *,
+        is_repeatable: bool = True,
     ) -> Response:
-        """Ask; `path` is what comes after `/v1`, with its query. Raises EngineError."""
+        """Ask; `path` is what comes after `/v1`, with its query. Where it isn't `is_repeatable`,
+        nobody else is asked what one may have done. Raises EngineError."""
 
     @property
     def is_ready(self) -> bool:
@@ -35,6 +38,9 @@ class Engine(Protocol):
 
     def workers(self) -> list[WorkerState]:
         """How each of the servers behind it is; none where there is but one, and it is ours."""
+
+    def set_draining(self, worker: str, *, is_draining: bool) -> bool:
+        """Let that server take nothing more, or again. Whether there is one of that name."""
 
     async def retire(self) -> None:
         """End what is under way, within a bounded time, then close: another has taken over."""

@@ -31,8 +31,7 @@ _TAIL_BYTES: Final = 2_000
 _REPORT_BYTES: Final = 16_384
 _READ_BYTES: Final = 65_536
 # How long each way of ending is given; together they stay below the 3 s promised by `aclose`.
-_EOF_S: Final = 1.0
-_TERM_S: Final = 0.7
+_EOF_S: Final = 1.7
 _KILL_S: Final = 0.7
 _EMPTY_S: Final = 0.2
 
@@ -98,7 +97,7 @@ class EngineChild:
     - `engine-ready`: `pid`, `took_s`, `restarts`
     - `engine-died`: `pid`, `how`, `alive_s`, `retry_in_s`
     - `engine-start-failed`: `why`, `retry_in_s` (a restart; the first start raises instead)
-    - `engine-ended`: `pid`, `how`, `by` (`eof`, `SIGTERM`, `SIGKILL` or `itself`)
+    - `engine-ended`: `pid`, `how`, `by` (`eof`, `SIGKILL` or `itself`)
     """
 
     def __init__(
@@ -147,8 +146,8 @@ class EngineChild:
             raise EngineError("the embedded engine is started already", kind="start")
         if importlib.util.find_spec("xllamacpp") is None:
             raise EngineError(
-                "the embedded engine needs xllamacpp, which isn't installed: "
-                "install `preheat[embedded]`",
+                "the embedded engine needs xllamacpp, which isn't installed; "
+                "run: pip install 'preheat[embedded]'",
                 kind="start",
             )
         running = await self._launch()
@@ -322,18 +321,15 @@ class _Running:
         return alive_s
 
     async def end(self) -> str:
-        """Try the gentle ways first; return the one that worked."""
+        """Try the gentle way first; return the one that worked."""
         if self.has_ended:
             return "itself"
         self._stdin.close()
         by = "eof"
         if not await self._ends_within(_EOF_S):
-            self._signal(signal.SIGTERM)
-            by = "SIGTERM"
-            if not await self._ends_within(_TERM_S):
-                self._signal(signal.SIGKILL)
-                by = "SIGKILL"
-                await self._ends_within(_KILL_S)
+            self._signal(signal.SIGKILL)
+            by = "SIGKILL"
+            await self._ends_within(_KILL_S)
         await self._emptied(_EMPTY_S)
         return by
 

@@ -30,6 +30,8 @@ class Embedded:
         self._timeouts = timeouts
         self._child = None if where is not None else EngineChild(settings, on_event=on_event)
         self._where = where
+        self._on_event = on_event
+        self._is_draining = False
         self._engine: OpenAi | None = None
         self._at: Address | None = None
 
@@ -45,10 +47,12 @@ class Embedded:
         path: bytes,
         headers: Sequence[tuple[bytes, bytes]],
         body: bytes,
+        *,
+        is_repeatable: bool = True,
     ) -> Response:
         """Ask the child that is running now."""
         engine = await self._current()
-        return await engine.send(method, path, headers, body)
+        return await engine.send(method, path, headers, body, is_repeatable=is_repeatable)
 
     @property
     def is_ready(self) -> bool:
@@ -58,6 +62,15 @@ class Embedded:
     def workers(self) -> list[WorkerState]:
         """The child, as it is asked."""
         return [] if self._engine is None else self._engine.workers()
+
+    def set_draining(self, worker: str, *, is_draining: bool) -> bool:
+        """Let the child take nothing more, or again; its successors too."""
+        if worker != self.name:
+            return False
+        self._is_draining = is_draining
+        if self._engine is not None:
+            self._engine.set_draining(worker, is_draining=is_draining)
+        return True
 
     async def retire(self) -> None:
         """Nobody takes over from it while it runs."""
@@ -86,8 +99,13 @@ class Embedded:
         if self._engine is None or address != self._at:
             old, self._at = self._engine, address
             self._engine = OpenAi(
-                self.name, address.url, api_key=address.api_key, timeouts=self._timeouts
+                self.name,
+                address.url,
+                api_key=address.api_key,
+                timeouts=self._timeouts,
+                on_event=self._on_event,
             )
+            self._engine.set_draining(self.name, is_draining=self._is_draining)
             if old is not None:
                 await old.aclose()
         return self._engine

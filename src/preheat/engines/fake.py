@@ -291,11 +291,13 @@ class Fake:
         path: bytes,
         headers: Sequence[tuple[bytes, bytes]],
         body: bytes,
+        *,
+        is_repeatable: bool = True,
     ) -> Response:
         """Ask it over HTTP, like any other."""
         if self._engine is None:
             raise EngineError(f"engine {self.name} isn't started", kind="start")
-        return await self._engine.send(method, path, headers, body)
+        return await self._engine.send(method, path, headers, body, is_repeatable=is_repeatable)
 
     @property
     def is_ready(self) -> bool:
@@ -305,6 +307,12 @@ class Fake:
     def workers(self) -> list[WorkerState]:
         """Itself, as it is asked."""
         return [] if self._engine is None else self._engine.workers()
+
+    def set_draining(self, worker: str, *, is_draining: bool) -> bool:
+        """Let it take nothing more, or again."""
+        if self._engine is None:
+            return False
+        return self._engine.set_draining(worker, is_draining=is_draining)
 
     async def retire(self) -> None:
         """Nobody takes over from it while it runs."""

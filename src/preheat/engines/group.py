@@ -9,12 +9,22 @@ from typing import Final
 import msgspec
 
 from preheat.core.breaker import Breaker, RetryBudget
-from preheat.engines.worker import REFUSALS, Headers, HttpClient, Worker, WorkerState
+from preheat.engines.worker import (
+    REFUSALS,
+    Headers,
+    HttpClient,
+    OnEvent,
+    Worker,
+    WorkerState,
+    name_at,
+)
 from preheat.errors import ConfigError, EngineError
 from preheat.transport.client import Response
 
 # Nothing was asked yet: asking another costs nobody twice.
 _UNASKED: Final = frozenset({"connect", "timeout-connect", "tls"})
+# Of the refusals, those after which nothing was done: a proxy says 502 to 504 of one that works on.
+_UNDONE: Final = frozenset({429})
 Outcome = Response | EngineError
 
 _LEAVE_S: Final = 600.0
@@ -32,7 +42,8 @@ class Rules(msgspec.Struct, frozen=True):
 
 class Group:
     """Asks the least loaded of those that are well, and another where that is safe: before the
-    first byte, when nothing could be asked or the answer was 429 or 502 to 504."""
+    first byte, when nothing could be asked or the answer was 429; and at 502 to 504, where it may
+    have been worked on, if the request does no harm twice."""
 
     def __init__(
         self,
@@ -43,11 +54,13 @@ class Group:
         breaker: Breaker,
         rules: Rules,
         probe_headers: Headers = (),
+        on_event: OnEvent | None = None,
     ) -> None:
         self._name = name
         self._connect = connect
         self._breaker = breaker
         self._probe_headers = probe_headers
+        self._on_event = on_event or _ignore
         self._leaving: set[Worker] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watcher: asyncio.Task[None] | None = None
@@ -57,7 +70,15 @@ class Group:
         self._budget = RetryBudget(rules.retry_ratio, time.monotonic())
         self._workers = self._arranged(urls)
 
-    async def send(self, method: bytes, path: bytes, headers: Headers, body: bytes) -> Response:
+    async def send(
+        self,
+        method: bytes,
+        path: bytes,
+        headers: Headers,
+        body: bytes,
+        *,
+        is_repeatable: bool = True,
+    ) -> Response:
         """The answer of whoever could give one, else the last refusal or error."""
         workers = self._workers
         if len(workers) == 1 and workers[0].breaker.is_closed and not workers[0].is_draining:
@@ -66,16 +87,17 @@ class Group:
         worker = self._choose((), only_well=False)
         if worker is None:
             raise self._none_left()
+        refusals = REFUSALS if is_repeatable else _UNDONE
         outcome: Outcome
         try:
             outcome = await worker.ask(method, path, headers, body)
-            if outcome.status not in REFUSALS:
+            if outcome.status not in refusals:
                 return outcome
         except EngineError as error:
             outcome = error
         tried = [worker]
         retries = 0
-        while (other := self._other(outcome, tried, retries)) is not None:
+        while (other := self._other(outcome, refusals, tried, retries)) is not None:
             if isinstance(outcome, Response):
                 outcome.close()
             if not _is_queue(outcome):
@@ -118,7 +140,7 @@ class Group:
         self._workers = arranged
         self._turn = 0
         for position, one in enumerate(arranged):
-            one.name = self._name_at(position, len(arranged))
+            one.name = name_at(self._name, position, len(arranged))
         for one in left:
             one.is_draining = True
             self._leaving.add(one)
@@ -175,9 +197,11 @@ class Group:
         left.sort(key=lambda one: one.breaker.failures)
         return next((one for one in left if one.breaker.allows(now)), None)
 
-    def _other(self, outcome: Outcome, tried: Sequence[Worker], retries: int) -> Worker | None:
+    def _other(
+        self, outcome: Outcome, refusals: frozenset[int], tried: Sequence[Worker], retries: int
+    ) -> Worker | None:
         """Who else may be asked the same; None where nobody is, or it wouldn't be safe."""
-        if isinstance(outcome, Response) and outcome.status not in REFUSALS:
+        if isinstance(outcome, Response) and outcome.status not in refusals:
             return None
         if not _is_queue(outcome):
             if retries >= self._rules.retries:
@@ -217,9 +241,6 @@ class Group:
             )
         return rules
 
-    def _name_at(self, position: int, of: int) -> str:
-        return self._name if of == 1 else f"{self._name}.{position}"
-
     def _arranged(self, urls: Sequence[str]) -> list[Worker]:
         """A worker for each url, those there are among them."""
         if not urls:
@@ -230,11 +251,12 @@ class Group:
         return [
             known.get(url)
             or Worker(
-                self._name_at(position, len(urls)),
+                name_at(self._name, position, len(urls)),
                 url,
                 self._connect(url),
                 self._breaker.fresh(),
                 self._on_down,
+                self._on_event,
             )
             for position, url in enumerate(urls)
         ]
@@ -279,6 +301,10 @@ class Group:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _ignore(_event: str, _fields: dict[str, object]) -> None:
+    """Nobody wants to know."""
 
 
 def _is_queue(outcome: Outcome) -> bool:

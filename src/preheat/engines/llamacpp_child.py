@@ -4,7 +4,8 @@
 
 One line of JSON settings comes in over stdin, one line of JSON goes out over stdout:
 `{"event": "ready", "url": …}` or `{"event": "failed", "why": …}`. Then it serves until stdin
-ends or SIGTERM comes.
+ends. Other signals than SIGKILL don't end it: a terminal or a service manager sends them to all
+processes, and the parent may still have requests to answer.
 """
 
 import ctypes
@@ -28,8 +29,8 @@ class _Order(ChildSettings, frozen=True, kw_only=True):
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends us
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(name, signal.SIG_IGN)
     _die_with_parent()
     report_fd = _take_stdout()
     try:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from preheat.core.breaker import Breaker
 from preheat.engines.group import Group, Rules
-from preheat.engines.worker import HttpClient, WorkerState
+from preheat.engines.worker import HttpClient, OnEvent, WorkerState
 from preheat.errors import ConfigError
 from preheat.transport.client import Client, Response, Timeouts
 
@@ -27,9 +27,11 @@ class OpenAi:
         breaker: Breaker | None = None,
         rules: Rules | None = None,
         inject_usage: bool = True,
+        on_event: OnEvent | None = None,
     ) -> None:
-        """Check the urls; connect to nothing yet. `breaker` is the pattern of each one's own.
-        Raises ConfigError."""
+        """Check the urls; connect to nothing yet. `breaker` is the pattern of each one's own;
+        `on_event` is told when one of them goes down and when it is well again. Raises
+        ConfigError."""
         self.name = name
         self.inject_usage = inject_usage
         self._key = [(b"authorization", b"Bearer " + api_key.encode())] if api_key else []
@@ -43,6 +45,7 @@ class OpenAi:
             breaker=breaker or Breaker(),
             rules=rules or Rules(),
             probe_headers=self._key,
+            on_event=on_event,
         )
         self._send = self._group.send
 
@@ -55,9 +58,11 @@ class OpenAi:
         path: bytes,
         headers: Sequence[tuple[bytes, bytes]],
         body: bytes,
+        *,
+        is_repeatable: bool = True,
     ) -> Coroutine[Any, Any, Response]:
         """Ask whoever is well and has least to do; `Response.worker` says who answered."""
-        return self._send(method, path, [*headers, *self._key], body)
+        return self._send(method, path, [*headers, *self._key], body, is_repeatable=is_repeatable)
 
     @property
     def is_ready(self) -> bool:
@@ -68,13 +73,9 @@ class OpenAi:
         """How each of them is."""
         return self._group.workers()
 
-    def drain(self, worker: str) -> bool:
-        """Let that one take nothing more. Whether there is one of that name."""
-        return self._group.set_draining(worker, is_draining=True)
-
-    def undrain(self, worker: str) -> bool:
-        """Let it take requests again."""
-        return self._group.set_draining(worker, is_draining=False)
+    def set_draining(self, worker: str, *, is_draining: bool) -> bool:
+        """Let that one take nothing more, or again. Whether there is one of that name."""
+        return self._group.set_draining(worker, is_draining=is_draining)
 
     def reconfigure(self, urls: str | Sequence[str], rules: Rules) -> None:
         """Other addresses and rules, whole or not at all; who stays keeps its connections and its

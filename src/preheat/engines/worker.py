@@ -15,6 +15,7 @@ from preheat.errors import EngineError
 from preheat.transport.client import Response
 
 Headers = Sequence[tuple[bytes, bytes]]
+OnEvent = Callable[[str, dict[str, object]], None]
 State = Literal["well", "down", "draining", "avoided"]
 
 REFUSALS: Final = frozenset({429, 502, 503, 504})
@@ -49,12 +50,14 @@ class HttpClient(Protocol):
 
 
 class WorkerState(msgspec.Struct, frozen=True):
-    """A worker as the admin sees it. `retries` were answered by others instead."""
+    """A worker as an operator sees it. `is_up`: it isn't left alone for its failures; `retries`
+    were answered by others instead."""
 
     name: str
     address: str
     in_flight: int
     state: State
+    is_up: bool
     failures: int
     retries: int
     last_error_kind: str
@@ -70,6 +73,7 @@ class Worker:
         client: HttpClient,
         breaker: Breaker,
         on_down: Callable[["Worker"], None],
+        on_event: OnEvent,
     ) -> None:
         self.name = name
         self.url = url
@@ -85,6 +89,7 @@ class Worker:
         # A bare address means the usual place.
         self._base = urlsplit(url).path.rstrip("/").encode() or b"/v1"
         self._on_down = on_down
+        self._on_event = on_event
 
     async def ask(self, method: bytes, path: bytes, headers: Headers, body: bytes) -> Response:
         """Ask it, and remember how that went."""
@@ -97,7 +102,7 @@ class Worker:
             raise
         response.worker = self.name
         if response.status not in REFUSALS:
-            self.breaker.succeeded()
+            self._answered()
         else:
             self._refused(response)
         return response
@@ -118,12 +123,12 @@ class Worker:
             state = "down"
         elif now < self.avoided_until:
             state = "avoided"
-        host = f"[{self.client.host}]" if ":" in self.client.host else self.client.host
         return WorkerState(
             name=self.name,
-            address=f"{host}:{self.client.port}",
+            address=self._address,
             in_flight=self.client.in_flight,
             state=state,
+            is_up=self.breaker.is_closed,
             failures=self.failures,
             retries=self.retries,
             last_error_kind=self.last_error_kind,
@@ -139,9 +144,20 @@ class Worker:
                 finally:
                     response.close()
                     if response.status < 300:
+                        was_closed = self.breaker.is_closed
                         self.breaker.recovered()
+                        self._note_return(was_closed=was_closed)
                     elif response.status < 500 and response.status != 429:
                         self.is_probed = self.knows_health = False
+
+    def _answered(self) -> None:
+        was_closed = self.breaker.is_closed
+        self.breaker.succeeded()
+        self._note_return(was_closed=was_closed)
+
+    def _note_return(self, *, was_closed: bool) -> None:
+        if not was_closed:
+            self._on_event("upstream-well", {"worker": self.name, "address": self._address})
 
     def _failed(self, kind: str) -> None:
         was_closed = self.breaker.is_closed
@@ -149,6 +165,9 @@ class Worker:
         self.last_error_kind = kind
         self.breaker.failed(time.monotonic())
         if was_closed and not self.breaker.is_closed:
+            self._on_event(
+                "upstream-down", {"worker": self.name, "address": self._address, "kind": kind}
+            )
             self._on_down(self)
 
     def _refused(self, response: Response) -> None:
@@ -157,13 +176,23 @@ class Worker:
             self._failed(kind)
         else:
             self.last_error_kind = kind
-            self.breaker.succeeded()
+            self._answered()
         if response.status in {429, 503}:
             given = next((value for name, value in response.headers if name == b"retry-after"), b"")
             wait_s = _seconds(given.decode("latin-1"), time.time())
             if wait_s is None:
                 wait_s = _AVOID_S if response.status == 429 else 0.0
             self.avoided_until = time.monotonic() + min(wait_s, _MOST_AVOID_S)
+
+    @property
+    def _address(self) -> str:
+        host = f"[{self.client.host}]" if ":" in self.client.host else self.client.host
+        return f"{host}:{self.client.port}"
+
+
+def name_at(engine: str, position: int, of: int) -> str:
+    """What the server at this place among the engine's urls is called."""
+    return engine if of == 1 else f"{engine}.{position}"
 
 
 def _seconds(retry_after: str, now: float) -> float | None:

@@ -4,6 +4,7 @@ import hmac
 import ipaddress
 import secrets
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -29,6 +30,7 @@ from preheat.wire.openai import error_body
 _SHOWN_ENTRIES: Final = 1_000
 _NOT_LOCAL: Final = frozenset({"origin", "forwarded", "x-forwarded-for", "x-real-ip"})
 """Signs of a web page, and of a proxy that speaks for somebody else."""
+_NO_SUCH_PATH: Final = HTTPStatus.NOT_FOUND.phrase  # what Starlette says
 _LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -48,6 +50,13 @@ class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
     dry_run: bool = False
 
 
+class _Drained(msgspec.Struct, forbid_unknown_fields=True):
+    """The body that drains an upstream, or lets it take requests again."""
+
+    upstream: _Word
+    drain: bool
+
+
 class AdminApp:
     """Builds the application; what it shows is read when it is asked for, of the whole host."""
 
@@ -60,7 +69,6 @@ class AdminApp:
         log: Log,
         *,
         is_ready: Callable[[], bool],
-        upstreams: Callable[[], list[Any]],
     ) -> None:
         self._settings = settings
         self._api_key = api_key.encode()
@@ -68,7 +76,6 @@ class AdminApp:
         self._l2 = l2
         self._log = log
         self._is_ready = is_ready
-        self._upstreams = upstreams
         self.routes: Final = [
             Route("/healthz", self._health),
             Route("/readyz", self._ready),
@@ -76,7 +83,7 @@ class AdminApp:
             Route("/preheat/v1/stats", self._stats),
             Route("/preheat/v1/ledger", self._show_ledger),
             Route("/preheat/v1/config", self._config),
-            Route("/preheat/v1/workers", self._workers),
+            Route("/preheat/v1/workers", self._workers, methods=["GET", "POST"]),
             Route("/preheat/v1/openapi.json", self._openapi),
             Route("/preheat/v1/invalidate", self._invalidate, methods=["POST"]),
         ]
@@ -162,7 +169,38 @@ class AdminApp:
 
     async def _workers(self, request: Request) -> Response:
         self._guard(request)
-        return _json({"workers": await self._host.workers(), "upstreams": self._upstreams()})
+        if request.method == "POST":
+            return await self._drain(request)
+        workers = await self._host.workers()
+        counted = (await self._host.snapshots()).upstreams
+        upstreams = [
+            {"name": name, **msgspec.structs.asdict(one)}
+            for name, one in counted.items()
+            if one.up is not None
+        ]
+        return _json({"workers": workers, "upstreams": upstreams})
+
+    async def _drain(self, request: Request) -> Response:
+        _check_json(request)
+        try:
+            wanted = msgspec.json.decode(await request.body(), type=_Drained)
+        except (msgspec.MsgspecError, RecursionError):
+            raise HTTPException(
+                400, 'expected {"upstream": a name as in X-Preheat-Worker, "drain": true or false}'
+            ) from None
+        if not await self._host.drain(wanted.upstream, is_draining=wanted.drain):
+            raise HTTPException(
+                404, "no upstream has this name; GET /preheat/v1/workers tells those there are"
+            )
+        audit_id = secrets.token_hex(8)
+        self._log.audit(
+            "upstream-drain",
+            audit_id=audit_id,
+            by=_client_of(request),
+            upstream=wanted.upstream,
+            drain=wanted.drain,
+        )
+        return _json({"upstream": wanted.upstream, "drain": wanted.drain, "audit_id": audit_id})
 
     async def _config(self, request: Request) -> Response:
         self._guard(request)
@@ -174,16 +212,16 @@ class AdminApp:
 
     async def _invalidate(self, request: Request) -> Response:
         self._guard(request)
-        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-            raise HTTPException(415, "send it as application/json")
+        _check_json(request)
         what, dry_run = _wanted(await request.body())
         number = None if dry_run else await self._publish(what)
-        removed = await self._host.invalidate(what, number=number, dry_run=dry_run)
+        forgotten = await self._host.invalidate(what, number=number, dry_run=dry_run)
+        removed = forgotten.removed
         audit_id = secrets.token_hex(8)
         self._log.audit(
             "invalidate",
             audit_id=audit_id,
-            by=request.client.host if request.client else "",
+            by=_client_of(request),
             keys=len(what.keys),
             tags=sorted(what.tags),
             model=what.model,
@@ -192,12 +230,14 @@ class AdminApp:
             dry_run=dry_run,
             matched=len(removed.keys),
             size_bytes=removed.size_bytes,
+            workers_unheard=forgotten.workers_unheard,
         )
         return _json(
             {
                 "matched": len(removed.keys),
                 "entries": [key.hex() for key in removed.keys[:_SHOWN_ENTRIES]],
                 "size_bytes": removed.size_bytes,
+                "workers_unheard": forgotten.workers_unheard,
                 "dry_run": dry_run,
                 "audit_id": audit_id,
             }
@@ -234,13 +274,20 @@ class AdminApp:
             )
 
 
+def _client_of(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def _check_json(request: Request) -> None:
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise HTTPException(415, "send it as application/json")
+
+
 def _is_local(request: Request) -> bool:
     """From this machine, and not a web page's doing: a page can send requests to loopback too, but
     it bears its own Origin, or a Host that was made to resolve to here."""
     try:
-        is_loopback = ipaddress.ip_address(
-            request.client.host if request.client else ""
-        ).is_loopback
+        is_loopback = ipaddress.ip_address(_client_of(request)).is_loopback
     except ValueError:
         is_loopback = False
     host = request.headers.get("host", "")
@@ -303,7 +350,7 @@ async def _http_error(_request: Request, error: Exception) -> Response:
         503: "store-unreachable",
     }.get(error.status_code, "invalid-body")
     message = error.detail
-    if error.status_code == 404:
+    if error.status_code == 404 and message == _NO_SUCH_PATH:
         message = "there is nothing at this path; OpenAI clients need a base_url that ends in /v1"
     body = error_body(message, kind=kind, code=code)
     return Response(

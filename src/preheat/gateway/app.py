@@ -139,8 +139,6 @@ class Gateway:
             "workers": 1.0,
             "connections": len(self._server.connections),
             "flights": len(self.proxy.departures),
-            "log_dropped": self.log.dropped,
-            "rows_dropped": self._feed.dropped if self._feed is not None else 0,
             "l1_bytes": inventory.size_bytes,
             "l1_budget_bytes": inventory.budget_bytes,
             "l1_entries": len(inventory),
@@ -150,7 +148,14 @@ class Gateway:
         shared = {"engines_ready": float(ready), **self._l2_size}
         if self._l2 is not None:
             shared["l2_up"] = float(self._l2.is_up)
-        return snapshot(self._ledger, self._counters, gauges, shared)
+        self._counters.log_dropped = self.log.dropped
+        self._counters.rows_dropped = self._feed.dropped if self._feed is not None else 0
+        return snapshot(self._ledger, self._counters, gauges, shared, self._upstreams.counted())
+
+    def drain_upstream(self, name: str, *, is_draining: bool) -> bool:
+        """Let that server take nothing more from this process, or again. Whether there is one of
+        that name."""
+        return self._upstreams.set_draining(name, is_draining=is_draining)
 
     async def invalidate(self, what: Invalidation, number: int | None, dry_run: bool) -> Removed:  # noqa: FBT001  as the processes' messages have it
         """Forget it in this process's L1, and what is being computed of it; `number` is the

@@ -35,8 +35,9 @@ def assemble(
     settings = wiring.with_defaults(settings)
     alone = Alone()
     host = host or alone
+    wiring.check_request_log(settings)
     parts = wiring.Parts(settings, log, clock)
-    secret = wiring.secret(settings)
+    secret = host.secret or wiring.secret(settings)
     via = b"1.1 preheat-%b" % host.name.encode()
     upstreams = Upstreams(table_of(settings, engines_of(settings, log, host)), via)
     keyring = wiring.keyring(settings, secret, upstreams.identity_of)
@@ -93,7 +94,6 @@ def assemble(
         l2,
         log,
         is_ready=lambda: gateway.is_ready,
-        upstreams=upstreams.states,
     )
     gateway.mount(admin.app, apart=bool(settings.admin.listen))
     return gateway

@@ -225,6 +225,7 @@ class Flight:
     def _failed(self, error: EngineError) -> None:
         """No answer, or half of one."""
         self._is_ended = True
+        self.worker = error.worker or self.worker
         self._tower.on_failure(self, error)
         for listener in tuple(self.listeners):
             if listener.exchange.is_started:
@@ -257,15 +258,15 @@ class Flight:
         if not self._fallback or error.kind not in _FALLBACK_KINDS:
             listener.status = error.status
             fwd = listener.cache_status.partition(";")[0] or "fwd=miss"
+            listener.cache_status = f"{fwd}; detail=engine-{error.kind}"
             exchange.reply(*heads.engine_error(error, listener.request.id, fwd))
         else:
             dialect, created = self.call.dialect, int(time.time())
             said = openai.fallback_body(dialect, ask.model, self._fallback)
             answer = openai.answer_of(said)
             kind = heads.EVENTS if ask.stream else heads.JSON
-            lines = heads.forwarded(
-                "fwd=bypass; detail=fallback", listener.request.id, self.worker, None
-            )
+            listener.cache_status = "fwd=bypass; detail=fallback"
+            lines = heads.forwarded(listener.cache_status, listener.request.id, self.worker, None)
             body = (
                 openai.stream(answer, dialect, listener.name, created, include_usage=False)
                 if ask.stream

@@ -24,22 +24,36 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
     rss_bytes: int = 0
 
 
+class Forgotten(msgspec.Struct, frozen=True):
+    """What an invalidation found in the L1s of a machine. `workers_unheard` gave no answer in time:
+    what they hold isn't in it, and they may still tell it."""
+
+    removed: Removed
+    workers_unheard: int = 0
+
+
 class Host(Protocol):
     """The other workers of this machine, seen from one.
 
-    `name` is random and the same in all of them; `slot` is this one's number.
+    `name` is random and the same in all of them; `slot` is this one's number. `secret` is that of
+    the machine's files; b"" where this process has to find it itself.
     """
 
     name: str
     slot: int
+    secret: bytes
 
     async def snapshots(self) -> Snapshot:
         """What all workers counted, the dead ones included."""
 
     async def invalidate(
         self, what: Invalidation, *, number: int | None = None, dry_run: bool
-    ) -> Removed:
+    ) -> Forgotten:
         """Forget it in every L1 of this machine, as the board's `number`; what they held."""
+
+    async def drain(self, upstream: str, *, is_draining: bool) -> bool:
+        """Let that server of an engine take nothing more from any worker, or again; those to come
+        included. Whether there is one of that name."""
 
     async def workers(self) -> list[ProcessState]:
         """All worker processes that there are now; none where nothing supervises any."""
@@ -58,6 +72,9 @@ class OneProcess(Protocol):
     async def invalidate(self, what: Invalidation, number: int | None, dry_run: bool) -> Removed:  # noqa: FBT001  as it is called everywhere
         """Forget it in this process's L1."""
 
+    def drain_upstream(self, name: str, *, is_draining: bool) -> bool:
+        """Let that server take nothing more, or again."""
+
 
 class Alone:
     """The host of a gateway without a supervisor: it is all the workers there are."""
@@ -65,6 +82,7 @@ class Alone:
     def __init__(self) -> None:
         self.name = secrets.token_hex(4)
         self.slot = 0
+        self.secret = b""
         self.gateway: OneProcess | None = None
 
     async def snapshots(self) -> Snapshot:
@@ -74,10 +92,15 @@ class Alone:
 
     async def invalidate(
         self, what: Invalidation, *, number: int | None = None, dry_run: bool
-    ) -> Removed:
+    ) -> Forgotten:
         """Forget it here."""
         assert self.gateway is not None
-        return await self.gateway.invalidate(what, number, dry_run)
+        return Forgotten(await self.gateway.invalidate(what, number, dry_run))
+
+    async def drain(self, upstream: str, *, is_draining: bool) -> bool:
+        """Let it take nothing more, or again."""
+        assert self.gateway is not None
+        return self.gateway.drain_upstream(upstream, is_draining=is_draining)
 
     async def workers(self) -> list[ProcessState]:
         """None."""

@@ -23,7 +23,13 @@ def document() -> dict[str, Any]:
                 "tenant": {"type": "http", "scheme": "bearer"},
                 "admin": {"type": "http", "scheme": "bearer"},
             },
-            "schemas": {"Error": _ERROR, "Invalidation": _INVALIDATION, "Removed": _REMOVED},
+            "schemas": {
+                "Error": _ERROR,
+                "Invalidation": _INVALIDATION,
+                "Removed": _REMOVED,
+                "Drain": _DRAIN,
+                "Drained": _DRAINED,
+            },
         },
     }
 
@@ -64,9 +70,29 @@ _INVALIDATION: Final[dict[str, Any]] = {
     },
 }
 
+_DRAIN: Final[dict[str, Any]] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["upstream", "drain"],
+    "properties": {
+        "upstream": {**_TOKEN, "description": "Its name, as in X-Preheat-Worker."},
+        "drain": {"type": "boolean"},
+    },
+}
+
+_DRAINED: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["upstream", "drain", "audit_id"],
+    "properties": {
+        "upstream": {"type": "string"},
+        "drain": {"type": "boolean"},
+        "audit_id": {"type": "string"},
+    },
+}
+
 _REMOVED: Final[dict[str, Any]] = {
     "type": "object",
-    "required": ["matched", "entries", "audit_id"],
+    "required": ["matched", "entries", "workers_unheard", "audit_id"],
     "properties": {
         "matched": {"type": "integer", "minimum": 0},
         "entries": {
@@ -75,6 +101,11 @@ _REMOVED: Final[dict[str, Any]] = {
             "items": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
         },
         "size_bytes": {"type": "integer", "minimum": 0},
+        "workers_unheard": {
+            "type": "integer",
+            "minimum": 0,
+            "description": "Workers that gave no answer in time: they may still tell old answers.",
+        },
         "dry_run": {"type": "boolean"},
         "audit_id": {"type": "string"},
     },
@@ -208,7 +239,24 @@ def _admin() -> dict[str, Any]:
 
     return {
         "/preheat/v1/stats": get("stats", "Hit ratios, L1, L2, latencies, of the whole host"),
-        "/preheat/v1/workers": get("workers", "The worker processes, and the upstreams' state"),
+        "/preheat/v1/workers": {
+            **get("workers", "The worker processes, and how each upstream is, of the whole host"),
+            "post": {
+                "operationId": "drain",
+                "summary": "Let an upstream take nothing more, or requests again",
+                "security": [{"admin": []}, {}],
+                "requestBody": {
+                    "required": True,
+                    "content": {
+                        "application/json": {"schema": {"$ref": "#/components/schemas/Drain"}}
+                    },
+                },
+                "responses": {
+                    "200": _json({"$ref": "#/components/schemas/Drained"}),
+                    **_errors(400, 401, 403, 404, 415, 503),
+                },
+            },
+        },
         "/preheat/v1/ledger": get("ledger", "What was paid and saved, by tenant, model and layer"),
         "/preheat/v1/config": get("config", "The settings in force"),
         "/preheat/v1/openapi.json": get("openapi", "This document"),

@@ -31,6 +31,7 @@ class _Named(msgspec.Struct):
 
 _MODEL: Final = msgspec.json.Decoder(_Named)
 _AT_ONCE_BYTES: Final = 65_536
+_REPEATABLE: Final = frozenset({b"GET", b"HEAD"})  # all else may do something, and do it twice
 _LIST_WITHIN_S: Final = 2.0
 
 
@@ -55,7 +56,7 @@ class Relay:
     def serve(self, exchange: Exchange) -> None:
         """Start passing it through. Raises RequestError where nobody may ask that."""
         self._intake.admit(exchange)
-        is_list = exchange.path == b"/v1/models" and exchange.method in {b"GET", b"HEAD"}
+        is_list = exchange.path == b"/v1/models" and exchange.method in _REPEATABLE
         task = asyncio.get_running_loop().create_task(
             self._guard(exchange, self._list if is_list else self._pass)
         )
@@ -81,7 +82,7 @@ class Relay:
         except EngineError as error:
             self._counters.bump(self._counters.engine_errors, error.kind)
             self._log.event(
-                "engine_failed", request=request_id.decode(), engine="", kind=error.kind
+                "engine_failed", request=request_id.decode(), engine=error.worker, kind=error.kind
             )
             _tell(exchange, *heads.engine_error(error, request_id))
         except Exception as bug:  # noqa: BLE001  the edge of a request
@@ -98,15 +99,23 @@ class Relay:
         if exchange.query:
             path += b"?" + exchange.query
         headers = self._upstreams.passed_headers(exchange.headers)
-        response = await engine.send(exchange.method, path, headers, body)
+        worker, response = engine.name, None
         try:
+            response = await engine.send(
+                exchange.method, path, headers, body, is_repeatable=exchange.method in _REPEATABLE
+            )
+            worker = response.worker or worker
             lines = heads.forwarded(
-                "fwd=bypass; detail=bypass-path", request_id, engine.name, cached_tokens=None
+                "fwd=bypass; detail=bypass-path", request_id, worker, cached_tokens=None
             )
             head = heads.status_line(response.status) + shown_of(response).lines + lines
             await _copy(response, exchange, head)
+        except EngineError as error:
+            error.worker = error.worker or worker
+            raise
         finally:
-            response.close()
+            if response is not None:
+                response.close()
 
     async def _list(self, exchange: Exchange, request_id: RequestId) -> None:
         """The models of every engine that answers in time, and those configured by name."""
@@ -133,9 +142,12 @@ async def _models_of(engine: Engine) -> list[dict[str, Any]] | EngineError:
             finally:
                 response.close()
     except EngineError as error:
+        error.worker = error.worker or engine.name
         return error
     except (TimeoutError, ValueError):
-        return EngineError(f"engine {engine.name} told no list of its models", kind="protocol")
+        return EngineError(
+            f"engine {engine.name} told no list of its models", kind="protocol", worker=engine.name
+        )
     return [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
 
 

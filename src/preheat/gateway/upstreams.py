@@ -1,11 +1,12 @@
 """Which engine answers for which model, and what goes to it."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import msgspec
 
+from preheat.core.stats import UpstreamCounts
 from preheat.core.types import Ask
 from preheat.engines import Engine
 from preheat.errors import ConfigError
@@ -138,9 +139,26 @@ class Upstreams:
         """Whether any engine takes requests."""
         return any(engine.is_ready for engine in self.engines.values())
 
-    def states(self) -> list[Any]:
-        """How each engine's workers are, for the admin routes."""
-        return [state for engine in self.engines.values() for state in engine.workers()]
+    def counted(self) -> dict[str, UpstreamCounts]:
+        """How each server is. One that leaves may share its name with who has come for it."""
+        found: dict[str, UpstreamCounts] = {}
+        for state in (one for engine in self.engines.values() for one in engine.workers()):
+            if state.name not in found:
+                found[state.name] = UpstreamCounts(
+                    address=state.address,
+                    in_flight=state.in_flight,
+                    up=int(state.is_up),
+                    draining=state.state == "draining",
+                    failures=state.failures,
+                    retries=state.retries,
+                )
+        return found
+
+    def set_draining(self, name: str, *, is_draining: bool) -> bool:
+        """Let the server of that name take nothing more, or again. Whether there is one."""
+        return any(
+            engine.set_draining(name, is_draining=is_draining) for engine in self.engines.values()
+        )
 
 
 def _with_usage(options: bytes) -> bytes:

@@ -70,6 +70,10 @@ class Archive:
         self._last_name = name
         return spool.Spool(self._folder / name)
 
+    def is_there(self) -> bool:
+        """Whether the folder that was opened is still the one at its path."""
+        return spool.is_named(self._folder / "lock", os.fstat(self._lock))
+
     def has_room(self) -> bool:
         """Whether spools alone are within the budget: compaction may be failing."""
         return sum(map(_size, self._folder.glob(_SPOOLS))) < self._budget_bytes
@@ -96,8 +100,11 @@ class Archive:
                 if path is None:
                     return
                 tries = [path]
-            again += [path for path in tries if not self._try(path)]
-            self._retain()
+            try:
+                again += [path for path in tries if not self._try(path)]
+                self._retain()
+            except Exception as bug:  # noqa: BLE001  one that fails mustn't be the last one
+                self._on_event("bug", type=type(bug).__name__, where="request-log")
 
     def _try(self, path: Path) -> bool:
         """Whether nothing more is to be done about this spool."""

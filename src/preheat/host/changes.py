@@ -5,11 +5,12 @@ from typing import Any, Final
 
 import msgspec
 
-from preheat.config import EngineSettings, Settings
+from preheat.config import OF_EMBEDDED, EngineSettings, Settings
 from preheat.errors import ConfigError
 from preheat.host.embedded import DEFAULT
 
 _IN_PLACE: Final = frozenset({"engines", "models", "namespaces", "fallback_message", "exact"})
+_NOT_IN_PLACE: Final = "exact.secret_env"
 _FIXED: Final = (
     ("listen", "address"),
     ("listen", "workers"),
@@ -26,7 +27,7 @@ def check_reload(old: Settings, new: Settings) -> None:
     keys = [
         key
         for key in differing(old, new)
-        if key.partition(".")[0] not in _IN_PLACE or key == "exact.secret_env"
+        if key.partition(".")[0] not in _IN_PLACE or key == _NOT_IN_PLACE
     ]
     if keys:
         raise ConfigError(
@@ -43,6 +44,18 @@ def check_restart(old: Settings, new: Settings) -> None:
     ]
     if keys:
         raise ConfigError(f"{', '.join(keys)}: only a new start changes this")
+
+
+def applied_by(section: str, field: str) -> str:
+    """What applies a change of this setting: SIGHUP, else SIGUSR2, else a new start. All settings
+    of an embedded engine need that one."""
+    path = (section, field)
+    is_embedded = section == "engines" and field in {"kind", *OF_EMBEDDED}
+    if is_embedded or any(path[: len(fixed)] == fixed for fixed in _FIXED):
+        return "start"
+    if section in _IN_PLACE and ".".join(path) != _NOT_IN_PLACE:
+        return "SIGHUP"
+    return "SIGUSR2"
 
 
 def differing(old: Settings, new: Settings) -> Iterator[str]:

@@ -18,8 +18,9 @@ from preheat.host.messages import Message, Refused
 
 _HEAD: Final = struct.Struct("<Ii")
 _MOST_BYTES: Final = 67_108_864
-_MOST_CALLS: Final = 256
-"""Calls of the other side that are answered at once; the others wait in the socket."""
+_MOST_CALLS: Final = 1_024
+"""Calls of the other side that are under way at once; further ones are refused. They can't wait in
+the socket: what they need to hear may come behind them."""
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -121,9 +122,9 @@ class Channel:
                 answer.set_result(message)
         elif number == 0:
             await self._on_message(message)
+        elif len(self._answering) >= _MOST_CALLS:
+            self._send(-number, Refused("it is asked too much at once"))
         else:
-            while len(self._answering) >= _MOST_CALLS:
-                await asyncio.wait(self._answering, return_when=asyncio.FIRST_COMPLETED)
             task = asyncio.get_running_loop().create_task(self._answer(number, message))
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)

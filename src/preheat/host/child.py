@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from preheat.errors import ConfigError
+from preheat.host import signals
 from preheat.host.restarts import Restarts
 from preheat.telemetry.logs import Log
 
 _TERM_S: Final = 2.0
+LONGEST_PAUSE_S: Final = 30.0
+"""Before one more try with a child that never came up: it has said why, and the reason may last."""
 
 
 class Child:
@@ -62,27 +65,28 @@ class Child:
                 return
 
     async def _spawn(self) -> asyncio.subprocess.Process:
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with signals.held():
             process = await asyncio.create_subprocess_exec(
                 *self._command, stdin=asyncio.subprocess.PIPE, stdout=2
             )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         assert process.stdin is not None
         process.stdin.write(self._order)
         return process
 
     async def _keep(self, process: asyncio.subprocess.Process) -> None:
         loop = asyncio.get_running_loop()
-        restarts = Restarts()
+        restarts = Restarts(LONGEST_PAUSE_S)
         while True:
             began_at = loop.time()
             code = await process.wait()
             alive_s = loop.time() - began_at
             pause_s = restarts.pause_s(alive_s, worked=False)
             self._log.event(
-                f"{self._name}-died", pid=process.pid, code=code, alive_s=round(alive_s, 3)
+                f"{self._name}-died",
+                pid=process.pid,
+                code=code,
+                alive_s=round(alive_s, 3),
+                retry_in_s=pause_s,
             )
             while True:
                 await asyncio.sleep(pause_s)

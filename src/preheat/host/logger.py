@@ -22,6 +22,7 @@ from typing import Final, cast
 
 import msgspec
 
+from preheat.host import signals
 from preheat.telemetry.logs import Log
 from preheat.wire import journal
 
@@ -29,9 +30,13 @@ try:
     import pyarrow as pa
 
     from preheat.host.archive import Archive, Event, FolderInUseError
-    from preheat.traces.spool import Recorder, Spool, Voice
+    from preheat.traces.spool import Recorder, Spool, Voice, is_named
 except ImportError as error:
-    sys.exit(f"the request log needs the extra: pip install 'preheat[log]' ({error.name})")
+    log = Log(sys.stderr.buffer)
+    why, remedy = f"{error.name} can't be imported", "pip install 'preheat[log]'"
+    log.event("request-log-refused", why=why, remedy=remedy)
+    log.close()
+    sys.exit(1)
 
 _TICK_S: Final = 0.25
 _SPOOL_BYTES: Final = 33_554_432
@@ -40,8 +45,13 @@ _LAST_WORDS_S: Final = 10.0
 """When its owner is gone, workers may still be answering their last requests."""
 
 _LAST_READ_S: Final = 2.0
+_LAST_ACCEPT_S: Final = 0.05
+"""A worker that had just connected when the end was told is heard, too."""
+
 _LAST_WORK_S: Final = 5.0
 _RETAIN_ROOM_S: Final = 5.0
+_LOOK_S: Final = 1.0
+_WRITABLE: Final = "set log.path to a folder that this user may write to"
 _HELLO: Final = msgspec.msgpack.Decoder(journal.Hello)
 
 
@@ -62,18 +72,25 @@ class LogProcess:
         self._looked_at = 0.0
         self._is_losing = False
         self._lost_rows = 0
-        self._last_at = float("inf")
+        self.is_gone = False
+        self._door: tuple[Path, os.stat_result] | None = None
+        self._unseen: dict[Voice, int] = {}
+        self._seen_at = 0.0
+        self._last_at = self._told_at = float("inf")
+        self._tick_s = _TICK_S
         self._woken = asyncio.Event()
 
-    async def run(self, listening: socket.socket) -> None:
-        """Until it is told to stop."""
+    async def run(self, listening: socket.socket, door: Path | None = None) -> None:
+        """Until it is told to stop, or somebody removes its folder or `door`, the socket's path:
+        `is_gone` then, and only a new process finds its way."""
         loop = asyncio.get_running_loop()
+        self._door = _seen(door) if door is not None else None
         server = await loop.create_unix_server(lambda: Listener(self), sock=listening)
         try:
             while not self._is_done():
                 self.write()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), _TICK_S)
+                    await asyncio.wait_for(self._woken.wait(), self._tick_s)
                 self._woken.clear()
         finally:
             server.close()
@@ -84,7 +101,8 @@ class LogProcess:
 
     def stop(self, within_s: float) -> None:
         """End when all that workers have sent was read, which is when they are gone."""
-        self._last_at = min(self._last_at, time.monotonic() + within_s)
+        now, self._tick_s = time.monotonic(), _LAST_ACCEPT_S
+        self._last_at, self._told_at = min(self._last_at, now + within_s), min(self._told_at, now)
         self._woken.set()
 
     def refuse(self) -> None:
@@ -96,16 +114,39 @@ class LogProcess:
         now = time.monotonic()
         if self.recorder.has_news:
             self._write(now)
+        if now - self._seen_at >= _LOOK_S:
+            self._look(now)
         spool = self._spool
         if spool is not None and (
             spool.size_bytes > self._spool_bytes or now - self._opened_at > self._roll_s
         ):
             self._roll()
 
+    def _look(self, now: float) -> None:
+        """See whether what was written since the last look can be found."""
+        self._seen_at = now
+        spool, rows = self._spool, 0
+        has_spool = spool is None or spool.is_there()
+        if spool is not None and not has_spool:
+            spool.close()
+            self._spool = None
+            self.recorder.begin()
+            self._tell_lost(self._unseen)
+            rows = sum(self._unseen.values())
+        self._unseen.clear()
+        has_door = self._door is None or is_named(*self._door)
+        if self.is_gone or (has_spool and has_door and self._archive.is_there()):
+            return
+        self.is_gone = True
+        self._woken.set()
+        self._on_event("request-log-folder-gone", rows=rows)
+
     def _is_done(self) -> bool:
-        if self._last_at == float("inf"):
-            return False
-        return not self.connections or time.monotonic() >= self._last_at
+        if self.is_gone:
+            return True
+        now = time.monotonic()
+        is_alone = not self.connections and now >= self._told_at + _LAST_ACCEPT_S
+        return is_alone or now >= self._last_at
 
     def _write(self, now: float) -> None:
         batch, rows = self.recorder.take()
@@ -123,6 +164,8 @@ class LogProcess:
             self._lose(rows, os.strerror(error.errno or 0))
             return
         self.recorder.keep()
+        for voice, count in rows.items():
+            self._unseen[voice] = self._unseen.get(voice, 0) + count
         if self._is_losing:
             self._is_losing = False
             self._on_event("request-log-written-again", lost_rows=self._lost_rows)
@@ -130,20 +173,28 @@ class LogProcess:
     def _lose(self, rows: dict[Voice, int], reason: str) -> None:
         """The disk is full or worse: these rows are gone, the next may not be."""
         self.recorder.lose()
-        for voice, count in rows.items():
-            self._lost_rows += count
-            if voice in self.listeners:
-                self.listeners[voice].tell_lost(count)
+        self._tell_lost(rows)
         if not self._is_losing:
             self._is_losing = True
             self._on_event("request-log-lost", rows=sum(rows.values()), reason=reason)
 
+    def _tell_lost(self, rows: dict[Voice, int]) -> None:
+        for voice, count in rows.items():
+            self._lost_rows += count
+            if voice in self.listeners:
+                self.listeners[voice].tell_lost(count)
+
     def _roll(self) -> None:
+        self._look(time.monotonic())
         if self._spool is not None:
             self._spool.close()
             self._archive.compact(self._spool.path)
             self._spool = None
             self.recorder.begin()
+
+
+def _seen(path: Path) -> tuple[Path, os.stat_result]:
+    return path, path.stat()
 
 
 class Listener(asyncio.Protocol):
@@ -198,27 +249,40 @@ class Listener(asyncio.Protocol):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until told to end."""
+    signals.ignore()
     options = _parser().parse_args(arguments)
     pa.set_cpu_count(1)  # the cores belong to those who answer
     log = Log(sys.stderr.buffer)
     try:
         archive = Archive(options.folder, options.bytes, options.days, log.event)
     except FolderInUseError:
-        sys.exit(f"another process writes the request log in {options.folder}")
+        why = f"another process writes the request log in {options.folder}"
+        return _refused(log, why, "set log.path to another folder, or end that process")
     except OSError as error:
-        sys.exit(f"the request log can't be in {options.folder}: {error.strerror}")
-    log.event("request-log-started", spools_left=archive.start())
-    asyncio.run(_serve(options, archive, log))
+        return _refused(log, _why(error, options.folder), _WRITABLE)
+    is_gone = asyncio.run(_serve(options, archive, log))
+    if is_gone is None:
+        return 1
     archive.close(_LAST_WORK_S)
     log.close()
-    return 0
+    return 1 if is_gone else 0
 
 
-async def _serve(options: argparse.Namespace, archive: Archive, log: Log) -> None:
+def _refused(log: Log, why: str, remedy: str) -> int:
+    log.event("request-log-refused", why=why, remedy=remedy)
+    log.close()
+    return 1
+
+
+def _why(error: OSError, path: Path) -> str:
+    return f"{error.filename or path}: {error.strerror or error}"
+
+
+async def _serve(options: argparse.Namespace, archive: Archive, log: Log) -> bool | None:
+    """Whether its folder was removed; None where it could not begin."""
     process = LogProcess(archive, options.roll_s, log.event, options.spool_bytes)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, process.stop, _LAST_READ_S)
-    loop.add_signal_handler(signal.SIGINT, lambda: None)  # a terminal's is for the supervisor
     if options.lifeline_fd is not None:
 
         def end() -> None:
@@ -226,7 +290,14 @@ async def _serve(options: argparse.Namespace, archive: Archive, log: Log) -> Non
             process.stop(_LAST_WORDS_S)
 
         loop.add_reader(options.lifeline_fd, end)
-    await process.run(_listening(options))
+    try:  # whoever finds the socket may send a signal
+        listening = _listening(options)
+    except OSError as error:
+        _refused(log, _why(error, options.socket), _WRITABLE)
+        return None
+    log.event("request-log-started", spools_left=archive.start())
+    await process.run(listening, options.socket)
+    return process.is_gone
 
 
 def _listening(options: argparse.Namespace) -> socket.socket:

@@ -19,7 +19,10 @@ _MOST_INT: Final = 2**63 - 1
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
-    """Told apart by the name of its class."""
+    """Told apart by the name of its class, and shown by it: some hold keys."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(…)"
 
 
 # From the supervisor -------------------------------------------------------------------------
@@ -27,8 +30,9 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 class Start(_Message, frozen=True):
     """The first one. `listen` and `admin` are descriptors of sockets that the worker inherited;
-    `engines` are the embedded ones, None while one is starting; `name` is the same in all
-    workers."""
+    `engines` are the embedded ones, None while one is starting; `name` and `secret` are the same in
+    all workers; no secret: the settings say where it is; `draining` are upstreams that take nothing
+    more."""
 
     settings: Settings
     slot: int
@@ -37,6 +41,8 @@ class Start(_Message, frozen=True):
     admin: tuple[int, ...]
     engines: dict[str, Address | None]
     name: str
+    secret: bytes = b""
+    draining: tuple[str, ...] = ()
 
 
 class Engines(_Message, frozen=True):
@@ -55,6 +61,14 @@ class Invalidate(_Message, frozen=True):
     what: Invalidation
     number: int | None
     dry_run: bool
+
+
+class DrainUpstream(_Message, frozen=True):
+    """A call, in both directions: let this server of an engine take nothing more from you (from
+    all of you), or again. `Done` (`Known`)."""
+
+    name: str
+    is_draining: bool
 
 
 class Prepare(_Message, frozen=True):
@@ -154,9 +168,16 @@ class Refused(_Message, frozen=True):
 
 
 class Forgotten(_Message, frozen=True):
-    """What an invalidation found."""
+    """What an invalidation found, and how many workers gave no answer in time."""
 
     removed: Removed
+    workers_unheard: int = 0
+
+
+class Known(_Message, frozen=True):
+    """Whether there is such a thing; if so, it is done."""
+
+    is_known: bool
 
 
 class Workers(_Message, frozen=True):
@@ -170,12 +191,14 @@ ToWorker = (
     | Engines
     | Collect
     | Invalidate
+    | DrainUpstream
     | Prepare
     | Commit
     | Abort
     | Drain
     | Counted
     | Forgotten
+    | Known
     | Workers
     | Refused
 )
@@ -185,6 +208,7 @@ ToSupervisor = (
     | Counted
     | Drained
     | Invalidate
+    | DrainUpstream
     | AskSnapshots
     | AskWorkers
     | Done

@@ -14,19 +14,24 @@ from preheat.host import messages
 from preheat.host.channel import ChannelError
 from preheat.host.messages import Message
 from preheat.host.restarts import Restarts
+from preheat.host.rounds import Rounds
 from preheat.host.sockets import Set
-from preheat.host.worker_process import Common, WorkerProcess
+from preheat.host.worker_process import START_S, Common, WorkerProcess
 from preheat.telemetry.logs import Log
 
 TICK_S: Final = 1.0
 SILENT_TICKS: Final = 30
 """A worker that says nothing for so long is stuck."""
+SUCCESSOR_S: Final = 30.0
+"""A worker that starts after others has this long, or thrice what they took: meanwhile its slot
+changes for nothing else."""
 COLLECT_S: Final = 1.0
 PREPARE_S: Final = 10.0
 LINGER_S: Final = 1.0
 """How long a worker that is replaced leaves idle connections open for a request under way."""
 _END_S: Final = 5.0
 _RETIRED_ACCOUNTS: Final = 4_096
+_RETIRED_UPSTREAMS: Final = 1_024
 
 
 class _Slot:
@@ -67,6 +72,8 @@ class Pool:
         self._retired = Snapshot()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_ending = False
+        self._successor_s = SUCCESSOR_S
+        self._collection = Rounds(self._collected)
 
     # Life ------------------------------------------------------------------------------------
 
@@ -78,7 +85,12 @@ class Pool:
     async def start(self) -> None:
         """Return when all of them accept requests. Raises ConfigError."""
         first = [slot.current for slot in self._slots if slot.current is not None]
-        await asyncio.gather(*(process.start(self.settings, self._common) for process in first))
+        began_at = asyncio.get_running_loop().time()
+        await asyncio.gather(
+            *(process.start(self.settings, self._common, START_S) for process in first)
+        )
+        took_s = asyncio.get_running_loop().time() - began_at
+        self._successor_s = max(SUCCESSOR_S, 3 * took_s)
         for process in first:
             self._log.event("worker-ready", pid=process.pid, slot=process.slot)
             self._own(self._watch(process))
@@ -116,11 +128,15 @@ class Pool:
                 drain_s = settings.listen.drain_s
                 predecessor.drain(drain_s, LINGER_S)
                 await predecessor.ends_within(drain_s + _END_S)
+        self._common.draining.keep(settings)
 
     # Questions to all ------------------------------------------------------------------------
 
     async def snapshots(self) -> Snapshot:
         """What all of them counted, those that are gone included."""
+        return await self._collection.result()
+
+    async def _collected(self) -> Snapshot:
         await asyncio.gather(*(self._collect(process) for process in self._answering()))
         total = Snapshot()
         total.add(self._retired)
@@ -128,15 +144,37 @@ class Pool:
             total.add(process.snapshot)
         return total
 
-    async def invalidate(self, message: messages.Invalidate) -> Removed:
+    async def invalidate(self, message: messages.Invalidate) -> messages.Forgotten:
         """Forget it in every L1. A stuck worker gets the message when it goes on."""
+        processes = self._answering()
         answers = await asyncio.gather(
-            *(process.channel.call(message, COLLECT_S) for process in self._answering()),
+            *(process.channel.call(message, COLLECT_S) for process in processes),
             return_exceptions=True,
         )
         found = [one.removed for one in answers if isinstance(one, messages.Forgotten)]
         keys = dict.fromkeys(key for one in found for key in one.keys)
-        return Removed(tuple(keys), sum(one.size_bytes for one in found))
+        unheard = sum(
+            not isinstance(answer, messages.Forgotten) and not process.has_ended
+            for process, answer in zip(processes, answers, strict=True)
+        )
+        return messages.Forgotten(
+            Removed(tuple(keys), sum(one.size_bytes for one in found)), unheard
+        )
+
+    async def drain_upstream(self, message: messages.DrainUpstream) -> bool:
+        """Let that server take nothing more from any worker, or again, those to come included.
+        Whether there is one of that name."""
+        draining = self._common.draining
+        if not draining.note(self.settings, message.name, is_draining=message.is_draining):
+            return False
+        answering = self._answering()
+        for process in self._processes.difference(answering):
+            process.channel.tell(message)
+        await asyncio.gather(
+            *(process.channel.call(message, COLLECT_S) for process in answering),
+            return_exceptions=True,
+        )
+        return True
 
     async def reload(self, settings: Settings) -> None:
         """Let all workers go on with these settings, or none. Raises ConfigError."""
@@ -155,6 +193,9 @@ class Pool:
                     raise ConfigError(str(answer))
             self.settings = settings
             await asyncio.gather(*(self._commit(process) for process in processes))
+            self._common.draining.keep(settings)
+            for name in self._common.draining.names(settings):  # some engines may be new objects
+                self.tell(messages.DrainUpstream(name, is_draining=True))
 
     def tell(self, message: Message) -> None:
         """Tell all of them."""
@@ -189,7 +230,9 @@ class Pool:
                     )
                 )
             case messages.Invalidate():
-                return messages.Forgotten(await self.invalidate(message))
+                return await self.invalidate(message)
+            case messages.DrainUpstream():
+                return messages.Known(await self.drain_upstream(message))
         return None
 
     # One worker ------------------------------------------------------------------------------
@@ -206,7 +249,7 @@ class Pool:
     async def _launch(self, slot: _Slot, settings: Settings) -> WorkerProcess:
         process = await self._spawn(slot)
         try:
-            await process.start(settings, self._common)
+            await process.start(settings, self._common, self._successor_s)
         except BaseException:
             self._processes.discard(process)
             process.kill()
@@ -254,7 +297,8 @@ class Pool:
 
     def _retire(self, snapshot: Snapshot) -> None:
         """Keep what it counted. Clients name models, so names that are new are at some time too
-        many: those become `(other)`, as in a worker's own ledger."""
+        many: those become `(other)`, as in a worker's own ledger. Upstreams that are new then are
+        forgotten."""
         snapshot.retire()
         known = self._retired.accounts
         if len(known) + len(snapshot.accounts) > _RETIRED_ACCOUNTS:
@@ -264,6 +308,11 @@ class Pool:
                 kept = name if name in known else (tenant, "(other)", layer, reason)
                 few.setdefault(kept, Account()).add(account)
             snapshot.accounts = few
+        upstreams = self._retired.upstreams
+        if len(upstreams) + len(snapshot.upstreams) > _RETIRED_UPSTREAMS:
+            snapshot.upstreams = {
+                name: one for name, one in snapshot.upstreams.items() if name in upstreams
+            }
         self._retired.add(snapshot)
 
     async def _tick(self) -> None:

@@ -15,7 +15,8 @@ class Restarts:
     A process that worked until it died is worth less of a wait than one that never did.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest_pause_s: float = LONGEST_PAUSE_S) -> None:
+        self._longest_pause_s = longest_pause_s
         self._early = 0
         self._failed = 0
 
@@ -26,7 +27,7 @@ class Restarts:
             return 0.0
         if not worked:
             self._failed += 1
-            return _doubled(self._failed - 1, LONGEST_PAUSE_S)
+            return _doubled(self._failed - 1, self._longest_pause_s)
         self._failed = 0
         self._early += 1
         return _doubled(self._early - 2, LONGEST_PAUSE_OF_WORKING_S) if self._early > 1 else 0.0

@@ -4,6 +4,7 @@ A connection that waits for a worker that died is accepted by the next one.
 """
 
 import contextlib
+import errno
 import socket
 import sys
 from typing import Any, Final
@@ -27,15 +28,20 @@ def bind(host: str, port: int, slots: int, *, key: str, shown: str) -> list[Set]
         addresses = _addresses(host, port)
         columns = _columns(addresses, slots)
     except OSError as error:
+        reason = error.strerror
+        if error.errno == errno.EADDRINUSE:
+            reason = (
+                f"{reason}, by another program, or by a worker of a gateway that was killed, which "
+                "ends after its last request"
+            )
         raise ConfigError(
-            f"{key}: can't listen on {shown}: {error.strerror}; "
-            f"is another program there? choose {_remedy(key)}"
+            f"{key}: can't listen on {shown}: {reason}; choose another one{_remedy(key)}"
         ) from None
     return list(zip(*columns, strict=True))
 
 
 def _remedy(key: str) -> str:
-    return "with --listen HOST:PORT" if key == "listen.address" else "another port"
+    return " with --listen HOST:PORT" if key == "listen.address" else ""
 
 
 def port_of(sets: list[Set]) -> int:

@@ -18,6 +18,7 @@ from preheat.host.child import Child
 from preheat.host.embedded import EmbeddedEngines
 from preheat.host.keeping import Keeper, Keeping
 from preheat.host.pool import Pool
+from preheat.host.secret import Secret
 from preheat.host.sockets import Set
 from preheat.host.worker_process import Common
 from preheat.telemetry.logs import Log
@@ -50,7 +51,7 @@ class Supervisor:
         self._log = log
         self._children = children
         self._keeping = Keeping(keeper, log) if keeper is not None else None
-        self._common = Common()
+        self._common = Common(Secret(log))
         self._engines = EmbeddedEngines(settings, log, self._on_engines)
         self._listen: list[Set] = []
         self._admin: list[Set] = []
@@ -69,7 +70,8 @@ class Supervisor:
             self._pool = self._made_pool()
             starting = asyncio.create_task(self._start(self._pool))
             if not await self._unless_stopped(starting):
-                return 1
+                self._log.event("stopped-while-starting")
+                return 0
             changing = asyncio.create_task(self._change(self._pool))
             serving = asyncio.create_task(self._serve(on_listening, once=once))
             await self._unless_stopped(serving)
@@ -105,6 +107,7 @@ class Supervisor:
         )
 
     async def _start(self, pool: Pool) -> None:
+        await asyncio.to_thread(self._common.secret.told, self._settings)
         await pool.spawn()
         if self._keeping is not None:
             await asyncio.to_thread(self._keeping.start)
@@ -185,15 +188,16 @@ class Supervisor:
             await asyncio.to_thread(self._keeping.close)
 
     async def _unless_stopped(self, task: "asyncio.Task[Any]") -> bool:
-        """Whether the task ended before a signal came; raises what it raised."""
+        """Whether the task ended before a signal came; raises what it raised. Where both came, the
+        signal may have been the reason: it may have gone to all processes of ours."""
         stop = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stop.cancel()
-        if not task.done():
+        if self._stopping.is_set():
             task.cancel()
-            await asyncio.wait({task})
+            await asyncio.gather(task, return_exceptions=True)
             return False
         task.result()
         return True

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from preheat.core.stats import Snapshot
-from preheat.core.types import Invalidation, Removed
+from preheat.core.types import Invalidation
 from preheat.engines.child import Address
 from preheat.errors import UpstreamError
-from preheat.gateway.hosting import ProcessState
+from preheat.gateway.hosting import Forgotten, ProcessState
 from preheat.host import messages
 from preheat.host.channel import Channel, ChannelError
 from preheat.host.messages import Message
+from preheat.host.rounds import Rounds
 
 T = TypeVar("T")
 
@@ -25,22 +26,34 @@ class HostView:
         self._channel = channel
         self.name = ""
         self.slot = 0
+        self.secret = b""
         self.engines: dict[str, Address | None] = {}
+        self._collection = Rounds(self._collected)
 
     def begin(self, start: messages.Start) -> None:
         """Take over what the supervisor tells at the start."""
         self.name, self.slot, self.engines = start.name, start.slot, start.engines
+        self.secret = start.secret
 
     async def snapshots(self) -> Snapshot:
         """What all workers counted, the dead ones included."""
+        return await self._collection.result()
+
+    async def _collected(self) -> Snapshot:
         return (await self._ask(messages.AskSnapshots(), messages.Counted)).snapshot
 
     async def invalidate(
         self, what: Invalidation, *, number: int | None = None, dry_run: bool
-    ) -> Removed:
+    ) -> Forgotten:
         """Forget it in every L1 of this machine."""
         message = messages.Invalidate(what, number, dry_run)
-        return (await self._ask(message, messages.Forgotten)).removed
+        answer = await self._ask(message, messages.Forgotten)
+        return Forgotten(answer.removed, answer.workers_unheard)
+
+    async def drain(self, upstream: str, *, is_draining: bool) -> bool:
+        """Let that server take nothing more from any worker, or again."""
+        answer = await self._ask(messages.DrainUpstream(upstream, is_draining), messages.Known)
+        return answer.is_known
 
     async def workers(self) -> list[ProcessState]:
         """All workers that there are now."""

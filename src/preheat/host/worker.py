@@ -19,7 +19,7 @@ from preheat.config import Settings
 from preheat.errors import PreheatError
 from preheat.gateway.app import Gateway
 from preheat.gateway.assembly import accept, assemble
-from preheat.host import messages
+from preheat.host import messages, signals
 from preheat.host.channel import Channel, ChannelError
 from preheat.host.messages import Message
 from preheat.host.stderr import log_to_stderr
@@ -44,6 +44,7 @@ class Worker:
         self._drain = messages.Drain(0.0)
         self._gateway: Gateway | None = None
         self._prepared: Any = None
+        self._drained: set[str] = set()  # upstreams, told before there is a gateway
 
     async def run(self, end: socket.socket) -> int:
         """Live; the exit code."""
@@ -84,8 +85,12 @@ class Worker:
             raise_file_limit(start.settings, self._log)
             gateway = assemble(start.settings, self._log, host=self._view)
             await gateway.start_engines()
+            for upstream in self._drained:
+                gateway.drain_upstream(upstream, is_draining=True)
+            self._gateway = gateway
             await accept(gateway, start.settings, _sockets(start.listen), _sockets(start.admin))
         except PreheatError as error:
+            self._gateway = None
             self._channel.tell(messages.Failed(str(error)))
             await self._channel.flush(_FLUSH_S)
             if gateway is not None:
@@ -95,7 +100,6 @@ class Worker:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*_GC_THRESHOLD)
-        self._gateway = gateway
         self._channel.tell(messages.Ready(os.getpid()))
         return gateway
 
@@ -136,12 +140,16 @@ class Worker:
         match message:
             case messages.Start():
                 self._view.begin(message)
+                self._drained = set(message.draining)
                 self._started.set_result(message)
             case messages.Engines():
                 self._view.engines = message.addresses
             case messages.Drain():
                 self._drain = message
                 self._draining.set()
+            case messages.DrainUpstream() if self._gateway is None:
+                noted = self._drained
+                (noted.add if message.is_draining else noted.discard)(message.name)
             case _ if self._gateway is None:
                 raise ChannelError("it is starting")
             case _:
@@ -156,6 +164,9 @@ class Worker:
                 return messages.Forgotten(
                     await gateway.invalidate(message.what, message.number, message.dry_run)
                 )
+            case messages.DrainUpstream():
+                gateway.drain_upstream(message.name, is_draining=message.is_draining)
+                return messages.Done()
             case messages.Prepare():
                 self._prepared = gateway.prepare(message.settings)
                 return messages.Done()
@@ -190,10 +201,7 @@ async def _live(end: socket.socket) -> int:
 
 def main() -> int:
     """Live until told to end."""
-    # The terminal's Ctrl-C goes to all processes; what it means here is the supervisor's affair.
-    for name in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
-        signal.signal(name, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signals.ignore()
     end = socket.socket(fileno=int(sys.argv[1]))
     try:
         import uvloop  # noqa: PLC0415  not on every platform

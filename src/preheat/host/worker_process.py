@@ -17,13 +17,15 @@ from preheat.core.stats import Snapshot
 from preheat.engines.child import Address
 from preheat.errors import ConfigError
 from preheat.gateway.hosting import ProcessState
-from preheat.host import messages
+from preheat.host import messages, signals
 from preheat.host.channel import Channel
+from preheat.host.draining import Draining
 from preheat.host.messages import Message
+from preheat.host.secret import Secret
 from preheat.host.sockets import Set
 
 START_S: Final = 300.0
-"""Weights may have to be read for their digest."""
+"""The first workers': weights may have to be read for their digest."""
 PROGRAM: tuple[str, ...] = ("-m", "preheat.host.worker")
 """What Python is told to run; tests put something else here."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -34,9 +36,11 @@ OnCall = Callable[[Any], Awaitable[Message | None]]
 class Common:
     """What all workers of a host have in common. `engines` are the embedded ones' addresses."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: Secret) -> None:
         self.name = secrets.token_hex(4)
+        self.secret = secret
         self.engines: dict[str, Address | None] = {}
+        self.draining = Draining()
 
 
 class WorkerProcess:
@@ -64,28 +68,28 @@ class WorkerProcess:
     async def spawn(self) -> None:
         """Make the process. It loads its modules and waits for `start`."""
         ours, theirs = socket.socketpair()
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *_path_flags(),
-                *PROGRAM,
-                str(theirs.fileno()),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=2,
-                pass_fds=(theirs.fileno(), *self._listen, *self._admin),
-            )
+            with signals.held():
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    *_path_flags(),
+                    *PROGRAM,
+                    str(theirs.fileno()),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=2,
+                    pass_fds=(theirs.fileno(), *self._listen, *self._admin),
+                )
         except OSError as error:
             ours.close()
             raise ConfigError(f"no process could be made for a worker: {error.strerror}") from None
         finally:
             theirs.close()
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         await self.channel.open(ours)
         self._reading = asyncio.create_task(self._read(), name="worker-channel")
 
-    async def start(self, settings: Settings, common: Common) -> None:
+    async def start(self, settings: Settings, common: Common, within_s: float) -> None:
         """Return when it accepts requests. Raises ConfigError, with the process ended."""
+        secret = await asyncio.to_thread(common.secret.told, settings)
         self.channel.tell(
             messages.Start(
                 settings,
@@ -95,13 +99,15 @@ class WorkerProcess:
                 self._admin,
                 common.engines,
                 common.name,
+                secret,
+                common.draining.names(settings),
             )
         )
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(within_s):
                 failure = await asyncio.shield(self._report)
         except TimeoutError:
-            failure = f"a worker wasn't ready within {START_S:g} s"
+            failure = f"a worker wasn't ready within {within_s:g} s"
         if failure is not None:
             await self.ends_within(1.0)
             raise ConfigError(failure or f"a worker ended before it was ready ({self.how})")

@@ -24,6 +24,7 @@ from preheat.stores.lmdb_env import (
     is_outdated,
     open_place,
     took_lock,
+    why_of,
 )
 from preheat.stores.lmdb_holder import myself
 from preheat.stores.lmdb_values import Values
@@ -76,17 +77,24 @@ class Keeper:
         return self._lock is not None
 
     def start(self) -> None:
-        """Open the files, making or replacing them. Raises StoreError, ConfigError."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Open the files, making or replacing them; what failed is tried again at each tick.
+        Raises StoreError, ConfigError."""
         try:
             for layout in self._layouts.values():
                 self._open(layout, may_set_aside=True)
             self._try_lock()
-        except BaseException:
-            for place in self._places.values():
-                place.close()
-            self._places.clear()
+        except StoreError as error:
+            self._failure = str(error)  # told by whoever asked
+            self._forget_places()
             raise
+        except BaseException:
+            self._forget_places()
+            raise
+
+    def _forget_places(self) -> None:
+        for place in self._places.values():
+            place.close()
+        self._places.clear()
 
     def tick(self) -> None:
         """What there is to do, once a second. It takes a third of that at most, or as long as
@@ -147,7 +155,12 @@ class Keeper:
     def _try_lock(self) -> None:
         if self._lock is not None:
             return
-        descriptor = os.open(self._folder / "keeper.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        path = self._folder / "keeper.lock"
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise StoreError(why_of(error), kind="files") from error
         if took_lock(descriptor):
             self._lock = descriptor
         else:
@@ -206,7 +219,7 @@ class Keeper:
         try:
             step()
         except (lmdb.Error, PreheatError, OSError) as error:
-            why = f"{type(error).__name__}: {error}"
+            why = why_of(error)
             if why != self._failure:
                 self._failure = why
                 self._on_event("l2-keeper-failed", {"why": why})

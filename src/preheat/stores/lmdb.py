@@ -48,7 +48,7 @@ class Lmdb:
     """A folder of values that outlive every process and are shared by those of one host.
 
     `on_event` must neither raise nor wait, and is called from other threads: `l2-set-aside` with
-    `files`, `why` and `kept_as`.
+    `files`, `why` and `kept_as`, `l2-disk-full` with `files` and `why`.
     """
 
     is_immediate = True
@@ -77,6 +77,7 @@ class Lmdb:
             relieve=lambda view: _relieve(view, budget_bytes),
             queue_bytes=queue_bytes,
             limit_s=_WRITE_WITHIN_S,
+            on_event=on_event,
         )
         self._board: Writer[Board] = Writer(
             "l2-board",
@@ -84,6 +85,7 @@ class Lmdb:
             view=Board,
             queue_bytes=_BOARD_QUEUE_BYTES,
             limit_s=_LEASE_WITHIN_S,
+            on_event=on_event,
         )
 
     @property

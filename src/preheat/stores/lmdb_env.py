@@ -138,9 +138,17 @@ def open_place(folder: Path, layout: Layout, *, may_set_aside: bool, on_event: O
         with locked(folder / "open.lock", within_s=_LOCK_WITHIN_S):
             return _open_sound(folder, layout, may_set_aside=may_set_aside, on_event=on_event)
     except OSError as error:
-        raise StoreError(
-            f"{folder}: {error.strerror or type(error).__name__}", kind="files"
-        ) from error
+        raise StoreError(why_of(error, folder), kind="files") from error
+
+
+def why_of(error: Exception, path: Path | None = None) -> str:
+    """What went wrong, for people; `path` is named where the error names none."""
+    if isinstance(error, lmdb.Error):
+        return str(store_error(error))
+    if not isinstance(error, OSError):
+        return str(error)
+    where = error.filename or path
+    return f"{where}: {error.strerror}" if where else f"{error.strerror or type(error).__name__}"
 
 
 def check_local(folder: Path) -> None:
@@ -149,7 +157,8 @@ def check_local(folder: Path) -> None:
         mounts = _MOUNTS.read_text()
     except OSError:
         return  # not Linux
-    kind = file_system_of(folder.resolve(), mounts)
+    # Unlike Path.resolve, this takes a loop of links too.
+    kind = file_system_of(Path(os.path.realpath(folder)), mounts)
     if kind in _REMOTE or kind.startswith("fuse."):
         raise ConfigError(
             f"l2.path: {folder} is on {kind}, and LMDB needs a local disk; name a folder on one, "
@@ -205,7 +214,9 @@ def store_error(error: lmdb.Error) -> StoreError:
         return StoreError(f"the disk is full or fails ({word})", kind="disk")
     if isinstance(error, lmdb.MapFullError | lmdb.TxnFullError):
         return StoreError(f"no room ({word})", kind="full")
-    return StoreError(f"LMDB failed ({word})", kind="files")
+    code = getattr(error, "code", 0) or 0
+    why = os.strerror(code) if code > 0 else word  # LMDB's own are below 0
+    return StoreError(f"LMDB failed ({why})", kind="files")
 
 
 class _UnsoundError(Exception):

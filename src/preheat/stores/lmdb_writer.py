@@ -16,6 +16,7 @@ import lmdb
 
 from preheat.errors import PreheatError, StoreError
 from preheat.stores.lmdb_env import (
+    OnEvent,
     Place,
     is_damage,
     is_of_disk,
@@ -30,6 +31,7 @@ _OPEN_WITHIN_S: Final = 10.0
 _RELIEFS: Final = 2
 """Pages that one transaction frees are used again by the one after the next."""
 _RELIEF_EVERY_S: Final = 5.0
+_TELL_EVERY_S: Final = 60.0
 
 
 class _View(Protocol):
@@ -70,7 +72,8 @@ class Writer(Generic[View]):
 
     A call ends within `limit_s`; when the thread itself has been at one transaction for that long,
     further calls fail at once. At most `queue_bytes` wait. `place` is for reading, on the loop's
-    thread; it is None while there is nothing that could be read.
+    thread; it is None while there is nothing that could be read. `on_event` hears of a disk that
+    takes no more, at most once a minute and from the writing thread.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Writer(Generic[View]):
         relieve: Callable[[View], None] | None = None,
         queue_bytes: int,
         limit_s: float,
+        on_event: OnEvent = lambda _name, _fields: None,
     ) -> None:
         self.place: Place | None = None
         self.map_full = 0
@@ -92,6 +96,8 @@ class Writer(Generic[View]):
         self._has_relief = relieve is not None
         self._relieve = relieve or (lambda _: None)
         self._relief_at = 0.0
+        self._on_event = on_event
+        self._tell_at = 0.0
         self._queue_bytes = queue_bytes
         self._limit_s = limit_s
         self._jobs: queue.SimpleQueue[_Job | _Order] = queue.SimpleQueue()
@@ -266,6 +272,8 @@ class Writer(Generic[View]):
         try:
             self._transact(place, jobs)
         except lmdb.Error as error:
+            if is_of_disk(error):
+                self._tell_of_disk(error)
             if not self._may_relieve(error):
                 raise
             self._busy_since = time.monotonic()
@@ -288,6 +296,12 @@ class Writer(Generic[View]):
             return False
         self._relief_at = now + _RELIEF_EVERY_S
         return True
+
+    def _tell_of_disk(self, error: lmdb.Error) -> None:
+        now = time.monotonic()
+        if now >= self._tell_at:
+            self._tell_at = now + _TELL_EVERY_S
+            self._on_event("l2-disk-full", {"files": self._name, "why": str(store_error(error))})
 
     def _transact(self, place: Place, jobs: list[_Job]) -> None:
         with place.env.begin(write=True) as txn:

@@ -38,6 +38,7 @@ class _Collector:
         yield self._latency()
         yield from self._events()
         yield from self._gauges()
+        yield from self._upstreams()
 
     def _requests(self) -> Iterator[Metric]:
         labels = ["tenant", "model", "layer", "reason"]
@@ -128,6 +129,32 @@ class _Collector:
             for name, value in values.items():
                 yield GaugeMetricFamily(f"preheat_{name}", _GAUGES[name], value=value)
 
+    def _upstreams(self) -> Iterator[Metric]:
+        labels = ["upstream"]
+        up = GaugeMetricFamily(
+            "preheat_upstream_up",
+            "0 while any worker process leaves it alone for its failures.",
+            labels=labels,
+        )
+        in_flight = GaugeMetricFamily(
+            "preheat_upstream_in_flight", "Requests under way at it.", labels=labels
+        )
+        failures = CounterMetricFamily(
+            "preheat_upstream_failures", "Requests that it failed.", labels=labels
+        )
+        retries = CounterMetricFamily(
+            "preheat_upstream_retries",
+            "Of its requests, those asked elsewhere then.",
+            labels=labels,
+        )
+        for name, counts in self._counted.upstreams.items():
+            if counts.up is not None:
+                up.add_metric([name], counts.up)
+                in_flight.add_metric([name], counts.in_flight)
+            failures.add_metric([name], counts.failures)
+            retries.add_metric([name], counts.retries)
+        yield from (up, in_flight, failures, retries)
+
 
 _TOTALS: Final = {
     "stored": "Answers stored.",
@@ -135,6 +162,8 @@ _TOTALS: Final = {
     "expired": "Answers that reached the end of their life in L1.",
     "invalidated": "Answers in L1 that were invalidated.",
     "sampled_repeats": "Sampled requests asked before: hits that the setting cost.",
+    "log_dropped": "Log lines dropped because nobody read them in time.",
+    "rows_dropped": "Rows of the request log dropped because its process was away too long.",
 }
 _WORDS: Final = {
     "refused": ("preheat_refused", "Requests refused.", "code"),
@@ -147,8 +176,6 @@ _GAUGES: Final = {
     "workers": "Worker processes.",
     "connections": "Client connections open.",
     "flights": "Engine calls and look-ups under way.",
-    "log_dropped": "Log lines dropped because nobody read them in time.",
-    "rows_dropped": "Rows of the request log dropped because its process was away too long.",
     "engines_ready": "Engines that take requests.",
     "l1_bytes": "Bytes in L1, overheads included.",
     "l1_budget_bytes": "Its budget.",

@@ -28,6 +28,9 @@ _MOST_ASKS: Final = 131_072
 _MOST_ASK_BYTES: Final = 33_554_432
 _ONE_FRAME_HITS: Final = 32_768
 _MODEL_CHARACTERS: Final = 128
+_MOST_ANSWER_BYTES: Final = 1_048_576
+"""To look for the usage in a longer stored answer would hold up others: its tokens are unknown."""
+
 _SESSIONS: Final = 4_096
 _NEVER: Final = 2**32  # no ref is that large: everything is asked for anew
 _KEPT_STATUSES: Final = frozenset({200, 400, 404, 422})
@@ -389,7 +392,7 @@ _COUNTED: Final = msgspec.json.Decoder(_Counted)
 def _facts_of(hit: Hit) -> bytes:
     """Status and lengths of a stored answer, as its engine counted them."""
     usage, answer = None, hit.answer
-    if isinstance(answer, openai.Answer):
+    if isinstance(answer, openai.Answer) and len(answer.body) <= _MOST_ANSWER_BYTES:
         with contextlib.suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             usage = openai.usage_of(_COUNTED.decode(b"{" + answer.body).usage)
     return journal.facts(

@@ -4,11 +4,12 @@ A folder holds Parquet files, and the spool of what came in since. Each Parquet 
 by itself: a row's parent stands before it in the same file.
 
 ```python
-for request in own.requests(Path("/var/lib/preheat/log")):
+for request in own.requests(Path.home() / ".local/state/preheat/log"):
     print(request.at_us, request.layer, len(request.blocks))
 ```
 """
 
+import errno
 import fcntl
 import heapq
 import os
@@ -19,14 +20,22 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from preheat.traces import spool
-from preheat.traces.expansion import Expansion
+from preheat.traces import REMEDY
 from preheat.wire import journal
+
+try:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from preheat.traces import spool
+    from preheat.traces.expansion import Expansion
+except ImportError as error:
+    raise ImportError(
+        f"the request log can't be read without {error.name}: {REMEDY}", name=error.name
+    ) from error
 
 _WORD: Final = pa.dictionary(pa.int32(), pa.string())
 
@@ -122,18 +131,22 @@ def name_of(expansion: Expansion) -> str:
 
 
 def tables(folder: Path) -> Iterator[pa.Table]:
-    """All there is, file by file, each in order of arrival.
+    """All there is, file by file, each in order of arrival. Raises FileNotFoundError, at once.
 
     A file that is deleted because it is old while this runs is left out.
     """
-    for file in _files(folder):
-        found = file.load()
-        if found is not None:
-            yield found
+    _check_there(folder)
+    return (found for file in _files(folder) if (found := file.load()) is not None)
 
 
 def requests(folder: Path) -> Iterator[Logged]:
-    """All requests in order of arrival. Only files that overlap in time are in memory at once."""
+    """All requests in order of arrival. Only files that overlap in time are in memory at once.
+    Raises FileNotFoundError, at once."""
+    _check_there(folder)
+    return _requests(folder)
+
+
+def _requests(folder: Path) -> Iterator[Logged]:
     open_ones: list[tuple[int, int, Logged, Iterator[Logged]]] = []
     for place, file in enumerate(_files(folder)):
         yield from _before(file.from_us, open_ones)
@@ -141,6 +154,16 @@ def requests(folder: Path) -> Iterator[Logged]:
         if table is not None:
             _push(open_ones, place, logged(table))
     yield from _before(None, open_ones)
+
+
+def _check_there(folder: Path) -> None:
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            errno.ENOENT,
+            "no request log is here; log.enabled writes one, to log.path or else to "
+            "$XDG_STATE_HOME/preheat/log (~/.local/state/preheat/log)",
+            str(folder),
+        )
 
 
 class _File(msgspec.Struct, frozen=True):

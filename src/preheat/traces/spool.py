@@ -67,6 +67,10 @@ class Spool:
         """Append it. Raises OSError, and the file is as it was."""
         self._append(batch.serialize())
 
+    def is_there(self) -> bool:
+        """Whether it can still be found: a removed file takes what is written, for nobody."""
+        return is_named(self.path, os.fstat(self._fd))
+
     def close(self) -> None:
         """It stays as it is from now on."""
         os.close(self._fd)
@@ -81,6 +85,16 @@ class Spool:
             os.lseek(self._fd, self.size_bytes, os.SEEK_SET)
             raise
         self.size_bytes += message.size
+
+
+def is_named(path: Path, known: os.stat_result) -> bool:
+    """Whether this path leads to that very file. Where nobody can see, it still does."""
+    try:
+        return os.path.samestat(path.stat(), known)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
 
 
 def read(path: Path) -> tuple[list[pa.RecordBatch], bool]:

@@ -9,10 +9,12 @@ import msgspec
 
 from preheat.errors import EngineError
 from preheat.lab.doctor.finding import Finding
-from preheat.lab.doctor.peer import Peer, Reply
+from preheat.lab.doctor.peer import Peer, Reply, shown
 from preheat.lab.doctor.probes import Probes
 
 _NAMED: Final = 8
+_COMPARED: Final = 1_000
+_NAME_CHARACTERS: Final = 256
 _OWNERS: Final = ("vllm", "sglang", "llamacpp")
 _NAMES: Final = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp", "tgi": "TGI"}
 # Servers that answer with the one model they have, whatever name is asked for.
@@ -105,15 +107,15 @@ async def _no_list(peer: Peer, reply: Reply) -> Finding:
             else "set api_key_env to the environment variable that holds its key",
         )
     if 300 <= reply.status < 400:
-        to = urlsplit(reply.headers.get("location", ""))
+        to = _address(reply.headers.get("location", ""))
         return Finding(
             "redirect",
             about,
             "problem",
             f"status {reply.status} for GET {path}: it sends elsewhere",
             "redirects aren't followed",
-            f"give the address it names as url: {to.scheme}://{to.netloc}"
-            if to.netloc
+            f"give the address it names as url: {to}"
+            if to
             else "give the address that answers itself",
         )
     if reply.status >= 500:
@@ -145,6 +147,16 @@ async def _no_list(peer: Peer, reply: Reply) -> Finding:
     )
 
 
+def _address(location: str) -> str:
+    """Scheme and host; the rest may hold a secret."""
+    try:
+        to = urlsplit(location)
+    except ValueError:
+        return ""
+    host = to.netloc.rpartition("@")[2]
+    return shown(f"{to.scheme}://{host}") if host else ""
+
+
 async def _api_elsewhere(peer: Peer) -> str:
     """Another usual path at which the server lists models, or nothing."""
     for base in ("/v1", f"{peer.base}/v1", "/openai/v1", "/api/v1"):
@@ -161,16 +173,17 @@ async def _kind_of(peer: Peer, listed: Reply) -> str:
         return str(owner)
     if listed.headers.get("server", "").startswith("llama.cpp"):
         return "llamacpp"
-    info = await peer.get(f"{peer.root}/info")
-    return "tgi" if "text-generation" in str(info.json.get("router", "")) else ""
+    router = (await peer.get(f"{peer.root}/info")).json.get("router")
+    return "tgi" if isinstance(router, str) and "text-generation" in router else ""
 
 
 def _model(about: str, name: str, model: str, known: list[str], kind: str) -> Finding:
     """Whether it has a model that it will be asked for."""
     if model in known:
         return Finding("model", about, "ok", f"{name}: it has {model}")
-    near = difflib.get_close_matches(model, known, 1)
-    listed = ", ".join(known[:_NAMED]) + (", …" if len(known) > _NAMED else "")
+    comparable = [name for name in known[:_COMPARED] if len(name) <= _NAME_CHARACTERS]
+    near = difflib.get_close_matches(model, comparable, 1)
+    listed = ", ".join(map(shown, known[:_NAMED])) + (", …" if len(known) > _NAMED else "")
     obliging = kind in _OBLIGING
     return Finding(
         "model-unknown",
@@ -180,5 +193,5 @@ def _model(about: str, name: str, model: str, known: list[str], kind: str) -> Fi
         "it answers any name with the one model it has, so a wrong name goes unseen"
         if obliging
         else "it refuses every request for this name",
-        f"set models.NAME.alias to its name there{f', e.g. {near[0]}' if near else ''}",
+        f"set models.NAME.alias to its name there{f', e.g. {shown(near[0])}' if near else ''}",
     )

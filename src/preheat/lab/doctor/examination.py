@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from preheat import config, wiring
+from preheat import config, traces, wiring
 from preheat.config import EngineSettings, Settings
 from preheat.engines.child import weights_of
 from preheat.errors import ConfigError
@@ -75,9 +75,10 @@ def settings_findings(settings: Settings, environment: Mapping[str, str]) -> Ite
 
 def refused_settings(error: ConfigError) -> Finding:
     """A setting that can't work; the message names it and what to do."""
-    key = str(error).partition(":")[0]
-    about = key if key and " " not in key else "settings"
-    return Finding("settings", about, "problem", str(error), _NO_START)
+    key, _, rest = str(error).partition(": ")
+    if not key or not rest or " " in key:
+        return Finding("settings", "settings", "problem", str(error), _NO_START)
+    return Finding("settings", key, "problem", rest, _NO_START)
 
 
 def _secret(settings: Settings, environment: Mapping[str, str]) -> None:
@@ -197,14 +198,14 @@ async def _l2(settings: Settings, environment: Mapping[str, str]) -> AsyncIterat
 def _request_log(settings: Settings, environment: Mapping[str, str]) -> Iterator[Finding]:
     if not settings.log.enabled:
         return
-    if find_spec("pyarrow") is None:
+    if not traces.is_installed():
         yield Finding(
             "extra-missing",
             "log.enabled",
             "problem",
-            "the package for the request log isn't installed",
+            "the packages for the request log aren't installed",
             _NO_START,
-            "pip install 'preheat[log]'",
+            traces.REMEDY,
         )
     folder: Path = config.log_folder(settings, environment)
     yield from examine_folder("log.path", folder, settings.log.bytes)

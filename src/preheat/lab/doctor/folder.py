@@ -15,7 +15,7 @@ _MIB: Final = 1_048_576
 
 def examine_folder(about: str, folder: Path, budget_bytes: int) -> Iterator[Finding]:
     """All findings about it; it is not made where it isn't there yet."""
-    there = next((one for one in (folder, *folder.parents) if one.exists()), folder)
+    there = next((one for one in (folder, *folder.parents) if _is_there(one)), folder)
     try:
         with tempfile.TemporaryFile(dir=there):
             pass
@@ -24,7 +24,7 @@ def examine_folder(about: str, folder: Path, budget_bytes: int) -> Iterator[Find
             "not-writable",
             about,
             "problem",
-            f"can't write to {there}: {error.strerror}",
+            f"can't write to {there}: {error.strerror or error}",
             "nothing can be kept there",
             "give another folder, or make this one writable for the user who runs Preheat",
         )
@@ -59,9 +59,17 @@ def _room(about: str, there: Path, folder: Path, budget_bytes: int) -> Iterator[
         )
 
 
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # somebody else's: it can't be seen
+        return False
+
+
 def _used_bytes(folder: Path) -> int:
     used_bytes = 0
-    for one in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # a running gateway may just have removed it
-            used_bytes += one.stat().st_size
+    with contextlib.suppress(OSError):  # what can't be seen isn't counted
+        for one in folder.rglob("*"):
+            with contextlib.suppress(OSError):  # a running gateway may just have removed it
+                used_bytes += one.stat().st_size
     return used_bytes

@@ -7,7 +7,7 @@ from typing import Any, Final
 from preheat.errors import EngineError
 from preheat.lab.doctor.engine import names_of
 from preheat.lab.doctor.finding import Finding
-from preheat.lab.doctor.peer import Peer, Reply
+from preheat.lab.doctor.peer import Peer, Reply, shown
 from preheat.lab.doctor.probes import text_of
 
 _WORDS: Final = 8
@@ -78,7 +78,7 @@ def _first(names: list[str] | None) -> str:
 
 def _refused(peer: Peer, reply: Reply) -> Finding | None:
     """Why it didn't do what was asked; None where it did."""
-    code = str((reply.json.get("error") or {}).get("code", ""))
+    code = reply.code
     if reply.status == 508 or code == "loop":
         return Finding(
             "loop",
@@ -138,7 +138,7 @@ async def _ask_twice(peer: Peer, model: str) -> AsyncIterator[Finding]:
         "no-hit",
         peer.about,
         "note" if detail == "finish-length" else "warning",
-        f"a repeated greedy request was no hit: {second.cache_status or 'no Cache-Status'}",
+        f"a repeated greedy request was no hit: {shown(second.cache_status) or 'no Cache-Status'}",
         _WHY.get(detail, "equal requests are computed again"),
         f"see {detail} in docs/errors.md" if detail else "see whether a proxy takes headers out",
     )

@@ -24,11 +24,14 @@ def examine_lmdb(folder: Path, budget_bytes: int, *, has_secret: bool) -> Iterat
     try:
         check_local(folder)
     except ConfigError as error:
-        yield Finding("not-local", ABOUT, "problem", str(error), "files would be damaged there")
+        found = str(error).removeprefix(f"{ABOUT}: ")
+        yield Finding("not-local", ABOUT, "problem", found, "files would be damaged there")
         return
-    yield from examine_folder(ABOUT, folder, budget_bytes)
-    if not has_secret and (folder / "secret").exists():
-        yield from _secret(folder)
+    of_folder = tuple(examine_folder(ABOUT, folder, budget_bytes))
+    yield from of_folder
+    if not has_secret:
+        is_writable = all(finding.check != "not-writable" for finding in of_folder)
+        yield from _secret(folder, is_writable=is_writable)
     if any(folder.glob("*/data.mdb")):
         yield from _files(folder, budget_bytes)
     kept = sorted(folder.glob("*.damaged-*"))
@@ -44,10 +47,11 @@ def examine_lmdb(folder: Path, budget_bytes: int, *, has_secret: bool) -> Iterat
         )
 
 
-def _secret(folder: Path) -> Iterator[Finding]:
+def _secret(folder: Path, *, is_writable: bool) -> Iterator[Finding]:
     try:
-        secret_at(folder)
-    except ConfigError as error:
+        if not is_writable or (folder / "secret").exists():  # else it will be made
+            secret_at(folder)
+    except (ConfigError, OSError) as error:
         yield Finding("secret", ABOUT, "problem", str(error), "serve doesn't start with it")
 
 

@@ -31,7 +31,7 @@ class Reply(msgspec.Struct, frozen=True):
         """Its object; empty where it is none."""
         try:
             value = msgspec.json.decode(self.body)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             return {}
         return value if isinstance(value, dict) else {}
 
@@ -54,13 +54,25 @@ class Reply(msgspec.Struct, frozen=True):
         """Its error message, short and in one line; nothing where there is none."""
         error = self.json.get("error", self.json.get("detail", self.json.get("message", "")))
         text = error.get("message", "") if isinstance(error, dict) else error
-        words = " ".join(text.split()) if isinstance(text, str) else ""
-        return "".join(c for c in words if c.isprintable())[:_QUOTED]
+        return shown(text) if isinstance(text, str) else ""
+
+    @property
+    def code(self) -> str:
+        """Its error's code; empty where it is none of a word."""
+        error = self.json.get("error")
+        code = error.get("code") if isinstance(error, dict) else None
+        return shown(code) if isinstance(code, str) else ""
 
     @property
     def cache_status(self) -> str:
         """The header of that name."""
         return self.headers.get("cache-status", "")
+
+
+def shown(text: str) -> str:
+    """What somebody else wrote, as it may be told: short, in one line, nothing a terminal obeys."""
+    words = " ".join(text[: 4 * _QUOTED].split())
+    return "".join(c for c in words if c.isprintable())[:_QUOTED]
 
 
 class Peer:

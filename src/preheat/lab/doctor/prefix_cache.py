@@ -4,7 +4,9 @@ After the same long prompt was sent twice there are four witnesses: `cached_toke
 llama.cpp's `timings`, the counters at `/metrics`, and the time both took.
 """
 
+import contextlib
 import re
+from math import isfinite
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +22,7 @@ HIT: Final = (
 )
 _SAMPLE: Final = re.compile(rb"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{[^\n]*\})? ([0-9.eE+-]+)(?: |$)")
 # A warm prompt's last block and its last token are computed all the same.
+_MOST_TOKENS: Final = 2**53
 _WARM_SHARE: Final = 0.5
 _FASTER: Final = 2.0
 _FASTER_S: Final = 0.05
@@ -78,7 +81,8 @@ def timings_of(body: dict[str, Any]) -> int | None:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_count and 0 <= value <= _MOST_TOKENS else None
 
 
 def counters_in(page: bytes) -> dict[str, float]:
@@ -90,10 +94,10 @@ def counters_in(page: bytes) -> dict[str, float]:
             continue
         name = sample[1].decode().removesuffix("_total")
         if name in QUERIED or name in HIT:
-            try:
-                found[name] = found.get(name, 0.0) + float(sample[2])
-            except ValueError:
-                continue
+            with contextlib.suppress(ValueError):
+                value = float(sample[2])
+                if isfinite(value):
+                    found[name] = found.get(name, 0.0) + value
     return found
 
 

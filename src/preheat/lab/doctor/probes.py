@@ -14,7 +14,7 @@ import msgspec
 from preheat.core.types import Usage
 from preheat.lab.doctor import prefix_cache
 from preheat.lab.doctor.finding import Finding
-from preheat.lab.doctor.peer import Peer, Reply
+from preheat.lab.doctor.peer import Peer, Reply, shown
 from preheat.wire.openai import DONE, usage_of
 
 _SHORT_WORDS: Final = 8
@@ -74,7 +74,7 @@ class Probes:
         return self._finding(
             "asked",
             "problem",
-            f"status {reply.status} for a small chat with {self._model}"
+            f"status {reply.status} for a small chat with {shown(self._model)}"
             # Refusing a key, some quote a part of it.
             + (f": {reply.said}" if reply.said and reply.status not in {401, 403} else ""),
             why,
@@ -102,7 +102,7 @@ class Probes:
                 "stream-refused",
                 "problem",
                 f"a request with stream = true got status {reply.status} and "
-                f"{reply.headers.get('content-type', 'no content type')}",
+                f"{shown(reply.headers.get('content-type', 'no content type'))}",
                 "clients that stream get no stream",
                 "see its log, and whether what stands before it passes events through",
             )
@@ -187,7 +187,7 @@ class Probes:
                 f"a chat with {_GREEDY_TOKENS} tokens of answer got status "
                 f"{max(first.status, second.status)}",
             )
-        if _texts(first) == _texts(second):
+        if _are_alike(first, second):
             return self._finding("greedy", "ok", "a greedy request has the same answer twice")
         return self._finding(
             "greedy-differs",
@@ -229,7 +229,7 @@ def _stream_usage_of(reply: Reply) -> Usage | None:
     for data in reversed(reply.events):
         try:
             chunk = msgspec.json.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             continue
         usage = usage_of(chunk.get("usage")) if isinstance(chunk, dict) else None
         if usage is not None:
@@ -240,6 +240,13 @@ def _stream_usage_of(reply: Reply) -> Usage | None:
 def _input_tokens(reply: Reply) -> int:
     usage = usage_of(reply.json.get("usage"))
     return usage.input_tokens if usage is not None else 0
+
+
+def _are_alike(one: Reply, other: Reply) -> bool:
+    try:
+        return _texts(one) == _texts(other)
+    except RecursionError:  # nobody's answer is nested that deeply
+        return False
 
 
 def _texts(reply: Reply) -> list[Any]:

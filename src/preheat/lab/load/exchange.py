@@ -15,6 +15,8 @@ from preheat.wire.sse import EventTooLargeError, SseDecoder, data_of
 _ANSWER_BYTES: Final = 64 * 1024 * 1024
 _LAYERS: Final = {"hit": "exact", "collapsed": "join"}
 _NO_TEXT: Final[tuple[Any, ...]] = ("", None, [], {})
+# JSON's numbers may have hundreds of digits; what reads ours as doubles knows no larger ones.
+_MOST_TOKENS: Final = 2**53
 # Beside chunks with choices: the events of /v1/responses and /v1/messages that matter here.
 _FIRST_TYPES: Final = frozenset({"response.output_text.delta", "content_block_delta"})
 _LAST_TYPES: Final = frozenset({"response.completed", "message_stop"})
@@ -151,7 +153,7 @@ async def _read_stream(response: Response, outcome: Outcome, began_at: float) ->
                 return
             if outcome.ttft_s is None and _has_content(part):
                 outcome.ttft_s = perf_counter() - began_at
-            is_whole = is_whole or part.type in _LAST_TYPES
+            is_whole = is_whole or _is_one_of(part.type, _LAST_TYPES)
             for holder in (part.message, part.response, {"usage": part.usage}):
                 _note_usage(holder.get("usage") if isinstance(holder, dict) else None, outcome)
     if not is_whole:
@@ -163,8 +165,12 @@ async def _read_stream(response: Response, outcome: Outcome, began_at: float) ->
 def _decoded(data: bytes) -> _Part | None:
     try:
         return _PARTS.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
+
+
+def _is_one_of(kind: Any, known: frozenset[str]) -> bool:
+    return isinstance(kind, str) and kind in known
 
 
 def _has_content(part: _Part) -> bool:
@@ -175,7 +181,7 @@ def _has_content(part: _Part) -> bool:
         delta = choice.delta if isinstance(choice.delta, dict) else {}
         if any(value not in _NO_TEXT for name, value in delta.items() if name != "role"):
             return True
-    return part.type in _FIRST_TYPES
+    return _is_one_of(part.type, _FIRST_TYPES)
 
 
 def _note_usage(usage: Any, outcome: Outcome) -> None:
@@ -200,7 +206,7 @@ _USAGE: Final = {
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
 
 
 def _set_tpot(outcome: Outcome) -> None:

@@ -11,7 +11,7 @@ from preheat.lab.load.exchange import Outcome
 
 # A generator later than this at its 99th percentile has sent another load than the trace's.
 LATE_S: Final = 0.010
-# A server can make up words for `detail`; past so many the rest is counted together.
+# A server can make up words for these; past so many the rest is counted together.
 _MOST_WORDS: Final = 200
 
 
@@ -58,6 +58,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str]
 
 
+def _count(words: Counter[str], word: str) -> None:
+    words[word if word in words or len(words) < _MOST_WORDS else "others"] += 1
+
+
 class Tally:
     """Adds up outcomes as they come."""
 
@@ -89,10 +93,9 @@ class Tally:
             return
         self.answered += 1
         self._good += outcome.is_good
-        self._layers[outcome.layer or "unknown"] += 1
+        _count(self._layers, outcome.layer or "unknown")
         if outcome.detail:
-            known = outcome.detail in self._details or len(self._details) < _MOST_WORDS
-            self._details[outcome.detail if known else "others"] += 1
+            _count(self._details, outcome.detail)
         for numbers, value in (
             (self._ttft_s, outcome.ttft_s),
             (self._e2e_s, outcome.e2e_s),

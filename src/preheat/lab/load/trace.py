@@ -4,6 +4,7 @@ A trace may be larger than memory, so neither pass holds a body. Where the lines
 order of `at`, their times and places in the file are held (16 bytes a line) and read in order.
 """
 
+import contextlib
 import re
 from array import array
 from collections.abc import Iterator
@@ -23,6 +24,10 @@ _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _PATH: Final = re.compile(r"/[\x21-\x7e]*")
 _FRAMING: Final = frozenset({"content-length", "transfer-encoding", "host", "connection"})
+_BOM: Final = b"\xef\xbb\xbf"
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,40}")
+"""What is told of a name that isn't known: anything else may be a text's beginning."""
+
 _SHORTHAND: Final = ("messages", "prompt", "model", "max_tokens", "temperature", "stream")
 
 Seconds = Annotated[float, Meta(gt=0)]
@@ -86,15 +91,17 @@ class Trace:
             for number, line in lines:
                 yield _request_of(line, line.id or str(number), model)
 
-    def _opened(self) -> BinaryIO:
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
         try:
-            file = self._path.open("rb")
-        except OSError as error:
+            with self._path.open("rb") as file:
+                if not file.seekable():
+                    raise ConfigError(
+                        f"{self._path}: it is read twice, so it must be a file, not a pipe"
+                    )
+                yield file
+        except OSError as error:  # also one on the way: a disk, or a file system far away
             raise ConfigError(f"can't read {self._path}: {error.strerror}") from None
-        if not file.seekable():
-            file.close()
-            raise ConfigError(f"{self._path}: it is read twice, so it must be a file, not a pipe")
-        return file
 
     def _lines(self, file: BinaryIO) -> Iterator[tuple[int, _Line]]:
         """The lines with their numbers; blank ones are left out."""
@@ -131,10 +138,12 @@ class Trace:
             yield number, self._line(number, file.readline())
 
     def _line(self, number: int, text: bytes) -> _Line:
+        if number == 1:
+            text = text.removeprefix(_BOM)
         try:
             line = _DECODER.decode(text.decode())  # a Raw isn't checked for UTF-8
             _check(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             raise ConfigError(f"{self._path}:{number}: {_said(error)}") from None
         return line
 
@@ -146,12 +155,18 @@ def _said(error: Exception) -> str:
     """What is wrong with a line; none of its values, which may be prompt text."""
     if isinstance(error, UnicodeDecodeError):
         return "it isn't UTF-8"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
     what = str(error)
-    unknown = re.search(r"unknown field `(.*)`", what)
+    unknown = re.search(r"unknown field `(.*)`", what, re.DOTALL)
     if unknown is not None:
         known = ", ".join(field.name for field in msgspec.structs.fields(_Line))
-        return f"unknown field {unknown[1]!r}; known here: {known}"
+        return f"unknown field{_told(unknown[1])}; known here: {known}"
     return what.replace("`$.", "`")
+
+
+def _told(name: str) -> str:
+    return f" {name!r}" if _NAME.fullmatch(name) else ""
 
 
 def _check(line: _Line) -> None:
@@ -172,9 +187,11 @@ def _check(line: _Line) -> None:
         raise ValueError("`path` must begin with / and hold no white space")
     for name, value in line.headers.items():
         if not _HEADER_NAME.fullmatch(name) or name.lower() in _FRAMING:
-            raise ValueError(f"`headers` can't hold {name!r}")
+            raise ValueError(f"`headers` can't hold{_told(name) or ' such a name'}")
         if not _HEADER_VALUE.fullmatch(value):
-            raise ValueError(f"`headers`: the value of {name!r} has characters that it can't have")
+            raise ValueError(
+                f"`headers`: the value of{_told(name) or ' one'} has characters that it can't have"
+            )
 
 
 def _request_of(line: _Line, name: str, model: str) -> Request:

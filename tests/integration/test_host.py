@@ -231,9 +231,14 @@ def test_many_questions_at_once_hold_up_no_invalidation(two: Gateway) -> None:
     for number in range(40):
         assert two.post("/v1/chat/completions", chat(f"{number}")).status == 200
     ask = b"GET /preheat/v1/ledger HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    known = pids(two)
+    for pid in known:  # so that all of them come at once
+        os.kill(pid, signal.SIGSTOP)
     clients = [Raw(two.port, within_s=10) for _ in range(700)]
     for client in clients:
         client.send(ask)
+    for pid in known:
+        os.kill(pid, signal.SIGCONT)
     began_at = time.monotonic()
     told = two.post("/preheat/v1/invalidate", {"model": "m1"}).json
     assert (told["matched"], told["workers_unheard"]) == (40, 0)

@@ -77,6 +77,7 @@ class L2:
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
         self._open_at = 0.0
+        self._why_closed = ""  # as it was last told
         self._failed_at = float("-inf")
 
     async def start(self) -> None:
@@ -226,7 +227,9 @@ class L2:
             await self._store.start()
         except StoreError as error:
             self._counters.bump(self._counters.l2, f"error-{error.kind}")
-            self._log.event("l2-failing", kind=error.kind, why=str(error))
+            if str(error) != self._why_closed:
+                self._why_closed = str(error)
+                self._log.event("l2-failing", kind=error.kind, why=str(error))
             self._store = self._make()
             self._open_at = self._clock() + _OPEN_AGAIN_S
         else:

@@ -171,6 +171,10 @@ class Gateway:
             keys += removed.keys
             size_bytes += removed.size_bytes
             await asyncio.sleep(0)
+        if self._l2 is not None and number is not None and not dry_run:
+            for removed in self._l2.swept(number):
+                keys += removed.keys
+                size_bytes += removed.size_bytes
         return Removed(tuple(keys), size_bytes)
 
     def prepare(self, settings: Settings) -> Prepared:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from preheat.core.breaker import Breaker
 from preheat.core.controller import Controller
 from preheat.core.stats import Counters
-from preheat.core.types import Entry, Epoch, Invalidation, Key
+from preheat.core.types import Entry, Epoch, Invalidation, Key, Removed
 from preheat.errors import StoreError
 from preheat.stores import Size, Store
 from preheat.telemetry.logs import Log
@@ -71,6 +71,7 @@ class L2:
         self._on_bug = on_bug
         self._seen = Epoch()
         self._applied: set[int] = set()  # invalidations that we heard of before the board told us
+        self._swept: tuple[int, list[Removed]] = (0, [])  # of the last that the board told us first
         self._leased: set[Key] = set()
         self._gathered: list[tuple[Entry, Key | None]] = []
         self._flushing: asyncio.TimerHandle | None = None
@@ -199,6 +200,11 @@ class L2:
         """That invalidation was heard of before the board tells it."""
         self._applied.add(number)
 
+    def swept(self, number: int) -> list[Removed]:
+        """What went because the board was faster to tell of that invalidation."""
+        last, removed = self._swept
+        return removed if number == last else []
+
     async def _read_news(self, limit_s: float) -> None:
         """Invalidations of others: they hold at once, and L1 is swept in portions. Also the probe
         that closes the breaker."""
@@ -218,8 +224,10 @@ class L2:
         void = [what for _, what in fresh]
         if len(fresh) > 1 or (news.is_all and not is_first):
             void = [Invalidation()]  # one sweep does for many, and for what nobody could tell us
+        _, swept = self._swept = (news.epoch.number, [])
         for what in void:
-            for _ in self._controller.sweep(what, dry_run=False):
+            for removed in self._controller.sweep(what, dry_run=False):
+                swept.append(removed)
                 await asyncio.sleep(0)
 
     async def _open(self) -> None:

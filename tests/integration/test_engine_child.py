@@ -307,7 +307,7 @@ async def test_without_the_wheel_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
     engine = EngineChild(ChildSettings(model=model), on_event=lambda _name, _fields: None)
-    with pytest.raises(EngineError, match=r"install `preheat\[embedded\]`"):
+    with pytest.raises(EngineError, match=r"pip install 'preheat\[embedded\]'"):
         await engine.start()
 
 

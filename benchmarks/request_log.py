@@ -47,7 +47,7 @@ class Source(msgspec.Struct):
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--trace", type=Path, default=TRACE, help="Mooncake's conversation trace")
+    parser.add_argument("--trace", default=str(TRACE), help="Mooncake's conversation trace")
     parser.add_argument("--hits", type=int, default=2_000_000, help="hits timed (2,000,000)")
     parser.add_argument("--requests", type=int, default=100_000, help="with a kill in the middle")
 
@@ -57,8 +57,10 @@ def tools() -> dict[str, list[str]]:
 
 
 def run(options: argparse.Namespace, progress: Progress) -> Result:
-    if not options.trace.exists():
-        raise BenchmarkError(f"{options.trace} is missing; --trace names Mooncake's conversation")
+    if not Path(options.trace).exists():
+        raise BenchmarkError(
+            f"{Path(options.trace)} is missing; --trace names Mooncake's conversation"
+        )
     figures: dict[str, float] = {}
     for step in (_bytes_a_row, _cost_of_hits, _kill_in_the_middle):
         with tempfile.TemporaryDirectory(prefix="preheat-log-") as folder:
@@ -127,7 +129,7 @@ async def _bytes_a_row(
     log = LogProcess(folder, *NEVER_ROLLS)
     feed = await _feed(log)
     rows = 0
-    for body, input_tokens, output_tokens in _mooncake(options.trace):
+    for body, input_tokens, output_tokens in _mooncake(Path(options.trace)):
         rows += 1
         request = _request(rows)
         row = Row(

@@ -14,6 +14,9 @@ LATENCY_BOUNDS_S: Final = (
 )  # fmt: skip
 
 
+_SHORTEST_S: Final = LATENCY_BOUNDS_S[0]
+
+
 class Histogram:
     """Counts of durations below each bound, and their sum."""
 
@@ -22,7 +25,10 @@ class Histogram:
         self.sum_s = 0.0
 
     def observe(self, duration_s: float) -> None:
-        self.counts[bisect_left(LATENCY_BOUNDS_S, duration_s)] += 1
+        if duration_s <= _SHORTEST_S:  # nearly every hit
+            self.counts[0] += 1
+        else:
+            self.counts[bisect_left(LATENCY_BOUNDS_S, duration_s)] += 1
         self.sum_s += duration_s
 
     @property

@@ -9,7 +9,7 @@ from preheat.gateway import heads
 from preheat.transport.server import Exchange
 from preheat.wire import openai
 
-_ID_PREFIX: Final = {path: dialect.id_prefix for path, dialect in openai.DIALECTS.items()}
+ID_PREFIX: Final = {path: dialect.id_prefix for path, dialect in openai.DIALECTS.items()}
 _SLICE_BYTES: Final = 65_536
 
 
@@ -33,7 +33,7 @@ def send_hit(
         exchange.reply(lines, refused.body)
         return
     answer: openai.Answer = hit.answer
-    id_prefix = _ID_PREFIX[exchange.head.path]
+    id_prefix = ID_PREFIX[exchange.head.path]
     created = int(time.time())
     if ask.stream:
         events = openai.events(
@@ -47,12 +47,6 @@ def send_hit(
             exchange,
             heads.hit(name, hit.label, age_s, ttl_s, heads.EVENTS, 200, detail, layer),
             events,
-        )
-    elif exchange.head.is_plain and detail == b"exact" and ttl_s > 0:
-        exchange.send(
-            heads.whole_hit(
-                name, hit.label, age_s, ttl_s, exchange.date, id_prefix, created, answer.body
-            )
         )
     else:
         exchange.reply(

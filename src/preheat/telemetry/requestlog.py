@@ -118,12 +118,13 @@ class RequestFeed:
     ) -> None:
         """An answer from L1; after it was sent."""
         ask = request.ask
-        if ask.ref < self._base:
+        ref = ask.ref
+        if ref < self._base:
             # Another spelling of what is described already: what differs is only its length.
             known = self._by_key[ask.key, ask.stream]
-            ask.ref = -1 if known is None else known
-        if ask.ref >= self._base and request.want is NOTHING_SPECIAL:
-            self._note((now, number, ask.ref, duration_s))
+            ref = ask.ref = -1 if known is None else known
+        if ref >= self._base and request.want is NOTHING_SPECIAL:
+            self._note((now, number, ref, duration_s))
         else:
             row = journal.Row("exact", detail="exact")
             self.kept(number, request, hit, source, row, now, duration_s)

@@ -41,6 +41,8 @@ IGNORED: Final = frozenset(
 )
 """Fields that can't change what an answer says."""
 
+_UNSPOKEN: Final = IGNORED - {"stream"}
+
 FOLDED: Final = frozenset({"messages", "prompt", "input", "logit_bias", "stop"})
 """Arrays and objects without a schema inside; scalars are folded under any name."""
 
@@ -323,7 +325,7 @@ def _ask(fields: Mapping[str, Any], digest: tuple[Key, Check] | None) -> Ask:
         stream=fields.get("stream") is True,
         include_usage=bool(options and options.get("include_usage")),
         has_stream_options="stream_options" in fields,
-        is_bare=IGNORED.isdisjoint(fields),
+        is_bare=_UNSPOKEN.isdisjoint(fields),
         bypass=bypass,
     )
 

@@ -86,9 +86,14 @@ class Proxy:
         decision = self._on_request(request, now)
         if type(decision) is Hit:
             head = exchange.head
-            if head.is_plain and not request.ask.stream and decision.status == 200:
+            age_s = now - decision.stored_at
+            if (
+                head.is_plain
+                and not request.ask.stream
+                and age_s < decision.ttl_s
+                and decision.status == 200
+            ):
                 # The most frequent answer of all, without a frame or a question more.
-                age_s = now - decision.stored_at
                 exchange.send(
                     whole_hit(
                         request.id,

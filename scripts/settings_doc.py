@@ -20,7 +20,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 HEAD = """\
 # Settings
 
-Written by `python scripts/settings_doc.py` from `src/preheat/config.py`: change it there.
+Written by `python scripts/settings_doc.py` from `src/preheat/config/tree.py`: change it there.
 
 Settings are TOML: `preheat serve --config preheat.toml`. `preheat config` prints all of them, as a file to begin with, and
 `preheat config check FILE` says what is wrong with one. What isn't set has the default below. An unknown key, a wrong type or

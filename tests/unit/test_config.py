@@ -303,7 +303,7 @@ def test_the_given_tree_is_left_as_it_was() -> None:
 
 # the tree as a file
 
-names = st.from_regex(config._NAME, fullmatch=True)
+names = st.from_regex(config.NAME, fullmatch=True)
 words = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 times = st.floats(1e-3, 1e9)
 trees = st.builds(

@@ -278,15 +278,8 @@ class _Running:
 
     @property
     def how(self) -> str:
-        """`exit code 1` or `signal SIGKILL`."""
-        code = self._process.returncode
-        if code is None:
-            return "still running"
-        if code >= 0:
-            return f"exit code {code}"
-        with contextlib.suppress(ValueError):
-            return f"signal {signal.Signals(-code).name}"
-        return f"signal {-code}"
+        """How it ended."""
+        return how_ended(self._process.returncode)
 
     async def hear(self, settings: ChildSettings, api_key: str) -> str:
         """Hand over the settings and return the address the child answers with."""
@@ -389,6 +382,21 @@ def find_weights() -> Path | None:
         file for folder in spec.submodule_search_locations for file in Path(folder).glob("*.gguf")
     ]
     return found[0] if len(found) == 1 else None
+
+
+def how_ended(code: int | None) -> str:
+    """`exit code 1` or `signal SIGKILL`, from a process's return code.
+
+    >>> how_ended(1), how_ended(-9), how_ended(None)
+    ('exit code 1', 'signal SIGKILL', 'still running')
+    """
+    if code is None:
+        return "still running"
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"signal {signal.Signals(-code).name}"
+    return f"signal {-code}"
 
 
 def weights_of(name: str, model: str) -> Path:

@@ -157,7 +157,7 @@ class Gateway:
         that name."""
         return self._upstreams.set_draining(name, is_draining=is_draining)
 
-    async def invalidate(self, what: Invalidation, number: int | None, dry_run: bool) -> Removed:  # noqa: FBT001  as the processes' messages have it
+    async def invalidate(self, what: Invalidation, number: int | None, *, dry_run: bool) -> Removed:
         """Forget it in this process's L1, and what is being computed of it; `number` is the
         board's, None where nobody else counts."""
         if not dry_run:

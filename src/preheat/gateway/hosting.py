@@ -69,7 +69,7 @@ class OneProcess(Protocol):
     def snapshot(self) -> Snapshot:
         """What it counted."""
 
-    async def invalidate(self, what: Invalidation, number: int | None, dry_run: bool) -> Removed:  # noqa: FBT001  as it is called everywhere
+    async def invalidate(self, what: Invalidation, number: int | None, *, dry_run: bool) -> Removed:
         """Forget it in this process's L1."""
 
     def drain_upstream(self, name: str, *, is_draining: bool) -> bool:
@@ -95,7 +95,7 @@ class Alone:
     ) -> Forgotten:
         """Forget it here."""
         assert self.gateway is not None
-        return Forgotten(await self.gateway.invalidate(what, number, dry_run))
+        return Forgotten(await self.gateway.invalidate(what, number, dry_run=dry_run))
 
     async def drain(self, upstream: str, *, is_draining: bool) -> bool:
         """Let it take nothing more, or again."""

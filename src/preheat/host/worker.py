@@ -162,7 +162,7 @@ class Worker:
                 return messages.Counted.of(gateway.snapshot())
             case messages.Invalidate():
                 return messages.Forgotten(
-                    await gateway.invalidate(message.what, message.number, message.dry_run)
+                    await gateway.invalidate(message.what, message.number, dry_run=message.dry_run)
                 )
             case messages.DrainUpstream():
                 gateway.drain_upstream(message.name, is_draining=message.is_draining)

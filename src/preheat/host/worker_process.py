@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import signal
 import socket
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import Any, Final, Literal
 
 from preheat.config import Settings
 from preheat.core.stats import Snapshot
-from preheat.engines.child import Address
+from preheat.engines.child import Address, how_ended
 from preheat.errors import ConfigError
 from preheat.gateway.hosting import ProcessState
 from preheat.host import messages, signals
@@ -161,15 +160,8 @@ class WorkerProcess:
 
     @property
     def how(self) -> str:
-        """`exit code 1` or `signal SIGKILL`."""
-        code = self._process.returncode if self._process is not None else None
-        if code is None:
-            return "still running"
-        if code >= 0:
-            return f"exit code {code}"
-        with contextlib.suppress(ValueError):
-            return f"signal {signal.Signals(-code).name}"
-        return f"signal {-code}"
+        """How it ended."""
+        return how_ended(self._process.returncode if self._process is not None else None)
 
     def describe(self) -> ProcessState:
         """What an operator sees of it."""

@@ -167,7 +167,7 @@ def test_it_evicts_one_of_those_it_holds_whatever_happens(name: str) -> None:
 moves = st.lists(st.tuples(st.sampled_from("itre"), st.integers(0, 11)), max_size=80)
 
 
-def victims(policy: EvictionPolicy, moves: list[tuple[str, int]]) -> Iterator[Key]:
+def victims(policy: EvictionPolicy[Key], moves: list[tuple[str, int]]) -> Iterator[Key]:
     held: set[Key] = set()
     for now, (move, number) in enumerate(moves):
         key = KEYS[number]

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+import msgspec
+
 from preheat.core.memo import Memo
 
 _MODELS: Final = 4_096
@@ -29,3 +31,27 @@ class ServiceTimes:
         """The mean; None before ten outcomes."""
         known = self._means[model]
         return None if known is None or known[0] < _ENOUGH else known[1]
+
+
+class ServiceModel(msgspec.Struct, frozen=True):
+    """Seconds that a worker computes: one engine step of continuous batching is
+
+        step_s + token_s·new + attention_s·Σ(new tokens · tokens before each)
+               + sequence_s·decoding sequences + context_s·Σ their contexts.
+
+    The form is the usual one (Agrawal et al., Vidur, MLSys 2024; Mooncake, FAST 2025, section 5):
+    linear layers cost by the token, causal attention by the pair, decoding reads the weights once
+    a step and every sequence's KV. The defaults are headroom's: an 8B model (32 layers, width
+    4,096, 8 KV heads) at 200 TFLOP/s, and nothing for decoding.
+    """
+
+    token_s: float = 8e-5
+    attention_s: float = 2.62144e-9
+    step_s: float = 0.0
+    sequence_s: float = 0.0
+    context_s: float = 0.0
+
+    def prefill_s(self, new_tokens: int, context_tokens: int = 0) -> float:
+        """Computing `new_tokens` behind `context_tokens` that are there already."""
+        pairs = new_tokens * (context_tokens + 0.5 * new_tokens)
+        return self.token_s * new_tokens + self.attention_s * pairs

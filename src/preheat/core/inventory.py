@@ -61,7 +61,7 @@ class Inventory:
 
     def __init__(
         self,
-        eviction: EvictionPolicy,
+        eviction: EvictionPolicy[Key],
         admission: AdmissionPolicy,
         *,
         budget_bytes: int,

@@ -147,6 +147,21 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     is_refresh: bool = False
 
 
+class Traits(msgspec.Struct, frozen=True, gc=False):
+    """What a policy may weigh of an object besides its size and its uses.
+
+    `cost_s` are the seconds that one hit saves. `kind` numbers its class: objects of one class are
+    used again alike. `tokens` is how much of a prompt stands before and in it, where it is a block.
+    """
+
+    cost_s: float = 1.0
+    kind: int = 0
+    tokens: int = 0
+
+
+PLAIN: Final = Traits()
+
+
 # Decisions -----------------------------------------------------------------------------------
 
 

@@ -4,15 +4,20 @@ To add one: a new file here and one line in `POLICIES` (docs/adding-a-policy.md)
 """
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 from preheat.core.eviction.lru import Lru
 from preheat.core.eviction.sieve import Sieve
-from preheat.core.types import Key
+from preheat.core.types import PLAIN, Traits
+
+K = TypeVar("K")
 
 
-class EvictionPolicy(Protocol):
+class EvictionPolicy(Protocol[K]):
     """Which entry leaves next. Every key is inserted once before it is touched or removed.
+
+    Keys are whatever hashes: names of stored answers in the gateway, numbers of KV blocks or of a
+    trace's objects in a replay.
 
     Where `keeps_order` is false, touching an entry twice is as good as once and the order of
     touches doesn't matter: then they may come late, but before the next victim is asked for.
@@ -20,16 +25,16 @@ class EvictionPolicy(Protocol):
 
     keeps_order: ClassVar[bool]
 
-    def insert(self, key: Key, size_bytes: int, now: float) -> None:
+    def insert(self, key: K, size_bytes: int, now: float, traits: Traits = PLAIN) -> None:
         """A new entry came in."""
 
-    def touch(self, key: Key, now: float) -> None:
-        """The entry was used."""
+    def touch(self, key: K, now: float, traits: Traits | None = None) -> None:
+        """The entry was used; its traits may be others from now on."""
 
-    def remove(self, key: Key) -> None:
+    def remove(self, key: K) -> None:
         """The entry is gone: evicted, expired or invalidated."""
 
-    def victim(self, now: float) -> Key:
+    def victim(self, now: float) -> K:
         """Who leaves next; asked again without a change in between, the answer is the same.
 
         May move the policy's own pointers. Raises LookupError when it holds nothing.
@@ -39,7 +44,7 @@ class EvictionPolicy(Protocol):
         """How many entries it holds."""
 
 
-POLICIES: Final[Mapping[str, Callable[..., EvictionPolicy]]] = {
+POLICIES: Final[Mapping[str, Callable[..., EvictionPolicy[Any]]]] = {
     "lru": Lru,
     "sieve": Sieve,
 }

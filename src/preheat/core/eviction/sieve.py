@@ -1,14 +1,16 @@
 """SIEVE: a queue that is never reordered, and a hand that spares what was used since it passed."""
 
 from array import array
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
-from preheat.core.types import Key
+from preheat.core.types import PLAIN, Traits
+
+K = TypeVar("K")
 
 _NONE = -1
 
 
-class Sieve:
+class Sieve(Generic[K]):
     """Zhang et al., "SIEVE is Simpler than LRU", NSDI 2024, algorithm 1.
 
     The hand walks from the oldest entry to the newest, clears the marks it meets and stops at
@@ -21,8 +23,8 @@ class Sieve:
     keeps_order: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self._slot: dict[Key, int] = {}
-        self._key: list[Key | None] = []
+        self._slot: dict[K, int] = {}
+        self._key: list[K | None] = []
         self._newer = array("l")
         self._older = array("l")
         self._marked = bytearray()
@@ -31,7 +33,7 @@ class Sieve:
         self._oldest = _NONE
         self._hand = _NONE
 
-    def insert(self, key: Key, size_bytes: int, now: float) -> None:
+    def insert(self, key: K, size_bytes: int, now: float, traits: Traits = PLAIN) -> None:
         slot = self._take_slot(key)
         self._slot[key] = slot
         self._older[slot] = self._newest
@@ -42,10 +44,10 @@ class Sieve:
             self._newer[self._newest] = slot
         self._newest = slot
 
-    def touch(self, key: Key, now: float) -> None:
+    def touch(self, key: K, now: float, traits: Traits | None = None) -> None:
         self._marked[self._slot[key]] = 1
 
-    def remove(self, key: Key) -> None:
+    def remove(self, key: K) -> None:
         slot = self._slot.pop(key)
         newer, older = self._newer[slot], self._older[slot]
         if newer == _NONE:
@@ -61,7 +63,7 @@ class Sieve:
         self._key[slot] = None
         self._free.append(slot)
 
-    def victim(self, now: float) -> Key:
+    def victim(self, now: float) -> K:
         slot = self._oldest if self._hand == _NONE else self._hand
         if slot == _NONE:
             raise LookupError("no entry to evict")
@@ -79,7 +81,7 @@ class Sieve:
     def __len__(self) -> int:
         return len(self._slot)
 
-    def _take_slot(self, key: Key) -> int:
+    def _take_slot(self, key: K) -> int:
         if self._free:
             slot = self._free.pop()
             self._key[slot] = key

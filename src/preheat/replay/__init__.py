@@ -1,0 +1,1 @@
+"""The laboratory's clock: a trace against the same core, in simulated time."""

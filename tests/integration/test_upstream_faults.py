@@ -408,3 +408,26 @@ def test_the_log_line_of_a_failure_has_the_details_that_the_client_got(
     lines = log_lines(gateway)
     assert [line["detail"] for line in lines] == [detail] * 2
     assert [line["status"] for line in lines] == [reply.status for reply in replies]
+
+
+def test_a_streams_first_token_is_its_first_event_not_its_head(tmp_path: Path) -> None:
+    """llama.cpp sends the head before it computes."""
+    pytest.importorskip("pyarrow", reason="the request log needs the extra 'log'")
+    from preheat.traces import own
+
+    log = tmp_path / "log"
+    with Upstream() as slow:
+        slow.play(
+            (
+                stream_head(),
+                *(0.3, chunk(event("fine", "stop"))),
+                *(0.2, chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"),
+            )
+        )
+        toml = f'[engines.slow]\nurl = "{slow.url}"\n[log]\nenabled = true\npath = "{log}"\n'
+        with Gateway.started(toml, tmp_path) as gateway:
+            reply = gateway.post("/v1/chat/completions", chat("slow", stream=True))
+            assert reply.status == 200
+    (row,) = own.requests(log)
+    assert 0.3 <= row.fields["ttft_s"] < 0.45
+    assert row.fields["service_s"] >= 0.5

@@ -88,7 +88,7 @@ class Flight:
         self.is_outdated = False  # its key was made before the engines were changed
         self.source: Exchange | None = None  # of a refresh, which nobody listens to
         self.asked_at = clock()
-        self.first_at = 0.0  # when the first byte of an answer came
+        self.first_at = 0.0  # when an answer began: its first event, or a whole one's head
         self.ended_at = 0.0
         self.paced_s = 0.0  # of that, spent waiting for slow listeners
         self.answer: openai.Answer | None = None
@@ -386,7 +386,10 @@ class Flight:
         if self._assembler is not None:
             self._plain = PlainEvents(self._assembler, self.call.dialect)
             response.hand_to(self._take_at_once)
+        has_begun = False
         async for part in response:
+            if not has_begun:  # the head says nothing: llama.cpp sends it before it computes
+                self.first_at, has_begun = self._clock(), True
             try:
                 blocks = self._decoder.feed(part)
             except EventTooLargeError:

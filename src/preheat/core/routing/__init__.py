@@ -6,46 +6,22 @@ To add one: a new file here and one line in `POLICIES` (docs/adding-a-policy.md)
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-import msgspec
+from preheat.core.placing import Candidate, Placing
+from preheat.core.routing.aibrix import Aibrix
+from preheat.core.routing.bounded_hash import BoundedHash
+from preheat.core.routing.cost import Cost
+from preheat.core.routing.dualmap import DualMap
+from preheat.core.routing.dynamo import Dynamo
+from preheat.core.routing.least_loaded import LeastLoaded
+from preheat.core.routing.llm_d import LlmD
+from preheat.core.routing.power_of_two import PowerOfTwo
+from preheat.core.routing.production_stack import ProductionStack
+from preheat.core.routing.random import Random
+from preheat.core.routing.round_robin import RoundRobin
+from preheat.core.routing.session import Session
+from preheat.core.routing.smg import Smg
 
-
-class Placing(msgspec.Struct, frozen=True, gc=False):
-    """A request that needs a worker: what a policy may know of it.
-
-    `blocks` are its prompt's full blocks, root first, of `block_tokens` tokens each.
-    """
-
-    input_tokens: int
-    blocks: Sequence[int] = ()
-    block_tokens: int = 0
-    session: str = ""
-    output_tokens: int = 0
-    """Expected, not known."""
-
-
-class Candidate(msgspec.Struct, gc=False):
-    """One worker that may get it, as its index and its load are known at this moment.
-
-    `number` is its place in the fleet, the same for its life. `overlap_tokens` of the prompt it
-    holds (`loadable_tokens` more in a lower tier, at `load_s`). `miss_s` is what computing the rest
-    takes it alone. `queue_s` is the prefill work it has before it could begin. `in_flight` requests
-    were sent to it and aren't finished, `waiting` of them not begun. `prefill_tokens` of theirs are
-    still to be computed; they hold `kv_blocks` of `kv_capacity_blocks`. `price` is what a
-    block's place costs there in seconds: what pushing out one block is worth.
-    """
-
-    number: int
-    overlap_tokens: int = 0
-    loadable_tokens: int = 0
-    load_s: float = 0.0
-    miss_s: float = 0.0
-    queue_s: float = 0.0
-    in_flight: int = 0
-    waiting: int = 0
-    prefill_tokens: int = 0
-    kv_blocks: int = 0
-    kv_capacity_blocks: int = 0
-    price: float = 0.0
+__all__ = ["POLICIES", "Candidate", "Placing", "RoutingPolicy"]
 
 
 class RoutingPolicy(Protocol):
@@ -58,4 +34,18 @@ class RoutingPolicy(Protocol):
         """The request that worker `number` got has ended, well or not."""
 
 
-POLICIES: Final[Mapping[str, Callable[..., RoutingPolicy]]] = {}
+POLICIES: Final[Mapping[str, Callable[..., RoutingPolicy]]] = {
+    "aibrix": Aibrix,
+    "bounded_hash": BoundedHash,
+    "cost": Cost,
+    "dualmap": DualMap,
+    "dynamo": Dynamo,
+    "least_loaded": LeastLoaded,
+    "llm_d": LlmD,
+    "power_of_two": PowerOfTwo,
+    "production_stack": ProductionStack,
+    "random": Random,
+    "round_robin": RoundRobin,
+    "session": Session,
+    "smg": Smg,
+}

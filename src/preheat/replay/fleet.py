@@ -1,0 +1,216 @@
+"""Workers behind a router, in simulated time: a trace goes in, and what came of each request out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from preheat.core.costs import ServiceModel
+from preheat.core.prefix import LeafLru, LeafOrder, PrefixStore
+from preheat.core.routing import Candidate, Placing, RoutingPolicy
+from preheat.replay.kernel import Kernel
+from preheat.replay.tiers import Tiers
+from preheat.replay.worker import Job, Worker, WorkerSpec
+from preheat.traces.arrival import Arrival
+
+
+class FleetSpec(msgspec.Struct, frozen=True):
+    """Equal workers. With `is_shared` all of them read and fill one memory, as large as theirs
+    together: the bound for what any router can reach."""
+
+    worker: WorkerSpec
+    service: ServiceModel = ServiceModel()
+    workers: int = 1
+    is_shared: bool = False
+
+
+class Run(msgspec.Struct):
+    """What came of a trace: a job for each arrival, in their order, and its no-cache seconds."""
+
+    jobs: list[Job]
+    no_cache_s: list[float]
+    ended_at: float = 0.0
+
+
+class Fleet:
+    """A router and its workers. `orders` makes the order in which a worker's leaves leave."""
+
+    def __init__(
+        self,
+        spec: FleetSpec,
+        policy: RoutingPolicy,
+        *,
+        orders: Callable[[], LeafOrder] = LeafLru,
+        prices: Callable[[int], float] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.kernel = Kernel()
+        self._policy = policy
+        self._orders = orders
+        self._prices = prices
+        self._down: set[int] = set()
+        self._held_back: list[Job] = []
+        self._placings: dict[int, Placing] = {}
+        self._told: dict[int, Callable[[Job], None]] = {}
+        self.workers: list[Worker] = []
+        for _ in range(spec.workers):
+            self.add()
+
+    def add(self) -> Worker:
+        """One more worker, cold."""
+        spec = self.spec
+        number = len(self.workers)
+        if spec.is_shared and self.workers:
+            store, tiers = self.workers[0].store, self.workers[0].tiers
+        else:
+            store, tiers = self._store(), Tiers(spec.worker.tiers)
+        worker = Worker(
+            number, spec.worker, spec.service, self.kernel, store, self._ended, tiers=tiers
+        )
+        self.workers.append(worker)
+        return worker
+
+    def _store(self) -> PrefixStore:
+        blocks = self.spec.worker.capacity_blocks
+        if self.spec.is_shared:
+            blocks *= self.spec.workers
+        return PrefixStore(blocks, self._orders())
+
+    def send(self, job: Job, session: str = "", then: Callable[[Job], None] | None = None) -> None:
+        """Route a request to one of the workers that are up; without any it waits for one."""
+        if then is not None:
+            self._told[job.number] = then
+        self._placings[job.number] = Placing(
+            job.input_tokens, job.blocks, self.spec.worker.block_tokens, session, job.output_tokens
+        )
+        self._route(job)
+
+    def _route(self, job: Job) -> None:
+        candidates = self._candidates(job)
+        if not candidates:
+            self._held_back.append(job)
+            return
+        placing = self._placings[job.number]
+        chosen = candidates[self._policy.choose(placing, candidates, self.kernel.now)]
+        self.workers[chosen.number].submit(job)
+
+    def _candidates(self, job: Job) -> list[Candidate]:
+        block_tokens, service = self.spec.worker.block_tokens, self.spec.service
+        made = []
+        for worker in self.workers:
+            if worker.number in self._down:
+                continue
+            here = worker.overlap(job.blocks)
+            found = worker.tiers.find(job.blocks[here:])
+            overlap_tokens = min(here * block_tokens, job.input_tokens - 1)
+            lower_tokens = min(found.blocks * block_tokens, job.input_tokens - 1 - overlap_tokens)
+            context = overlap_tokens + lower_tokens
+            made.append(
+                Candidate(
+                    number=worker.number,
+                    overlap_tokens=overlap_tokens,
+                    loadable_tokens=lower_tokens,
+                    load_s=found.load_s,
+                    miss_s=service.prefill_s(job.input_tokens - context, context),
+                    queue_s=worker.queue_s(),
+                    in_flight=worker.in_flight,
+                    waiting=len(worker.waiting),
+                    prefill_tokens=worker.pending_tokens(),
+                    kv_blocks=worker.store.capacity_blocks - worker.store.free_blocks,
+                    kv_capacity_blocks=worker.store.capacity_blocks,
+                    price=self._prices(worker.number) if self._prices else 0.0,
+                )
+            )
+        return made
+
+    def _ended(self, job: Job) -> None:
+        placing = self._placings.pop(job.number)
+        self._policy.finished(placing, job.worker, self.kernel.now)
+        then = self._told.pop(job.number, None)
+        if then is not None:
+            then(job)
+
+    # What happens to workers -----------------------------------------------------------------
+
+    def take_down(self, number: int) -> None:
+        """No new requests for it from now on (it drains, or is gone)."""
+        self._down.add(number)
+
+    def bring_up(self, number: int) -> None:
+        """It takes requests again."""
+        self._down.discard(number)
+        waiting, self._held_back = self._held_back, []
+        for job in waiting:
+            self._route(job)
+
+    def wipe(self, number: int) -> None:
+        """Its process is a new one: memory is empty, and the tiers that end with it. What it was
+        working on is sent again."""
+        worker = self.workers[number]
+        jobs = worker.restart()
+        worker.store = self._store()
+        for tier in worker.tiers.all:
+            if not tier.spec.survives:
+                tier.clear()
+        for job in jobs:
+            self._policy.finished(self._placings[job.number], number, self.kernel.now)
+            self._route(job)
+
+
+def run(
+    arrivals: Sequence[Arrival],
+    block_tokens: int,
+    fleet: Fleet,
+    *,
+    clients: Literal["open", "closed"] = "open",
+    speed: float = 1.0,
+    kinds: Mapping[int, int] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Run:
+    """The whole trace through the fleet, `speed` times as fast as it was.
+
+    Open: requests come when the trace says. Closed: a session's next one comes its thinking time
+    (else the trace's gap) after the answer to the one before; thinking isn't made faster.
+    """
+    kernel, service = fleet.kernel, fleet.spec.service
+    jobs: list[Job] = []
+    no_cache_s: list[float] = []
+    for number, one in enumerate(arrivals):
+        full = one.input_tokens // block_tokens
+        kind = kinds[number] if kinds is not None else 0
+        at = one.at / speed
+        jobs.append(Job(number, at, one.blocks[:full], one.input_tokens, one.output_tokens, kind))
+        no_cache_s.append(service.prefill_s(one.input_tokens))
+    following = _following(arrivals) if clients == "closed" else {}
+
+    def arrive(job: Job) -> None:
+        job.arrived_at = kernel.now
+        if progress is not None:
+            progress(job.number)
+        fleet.send(job, arrivals[job.number].session, ended if clients == "closed" else None)
+
+    def ended(job: Job) -> None:
+        number = following.get(job.number)
+        if number is not None:
+            one, before = arrivals[number], arrivals[job.number]
+            wait_s = one.think_s if one.think_s >= 0 else (one.at - before.at) / speed
+            kernel.plan(kernel.now + wait_s, arrive, jobs[number])
+
+    later = set(following.values())
+    for job in jobs:
+        if job.number not in later:
+            kernel.plan(job.arrived_at, arrive, job)
+    kernel.run()
+    return Run(jobs, no_cache_s, kernel.now)
+
+
+def _following(arrivals: Sequence[Arrival]) -> dict[int, int]:
+    """For each arrival of a session the one after it."""
+    last: dict[str, int] = {}
+    following: dict[int, int] = {}
+    for number, one in enumerate(arrivals):
+        if one.session:
+            if one.session in last:
+                following[last[one.session]] = number
+            last[one.session] = number
+    return following

@@ -1,0 +1,436 @@
+"""One serving process in simulated time: continuous batching over a paged, prefix-sharing KV pool."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from preheat.core.costs import ServiceModel
+from preheat.core.prefix import PrefixStore
+from preheat.replay.kernel import Kernel
+from preheat.replay.tiers import Tiers, TierSpec
+
+_ALL: Final = 1 << 60
+_RETRY_S: Final = 0.02
+
+
+class WorkerSpec(msgspec.Struct, frozen=True):
+    """How an engine is set up.
+
+    Each step computes one token of every decoding sequence and prompts' chunks up to `step_tokens` in
+    all (vLLM's `max_num_batched_tokens`), of at most `step_prefills` prompts; 0 is no limit of
+    either. With no token limit and one prefill a step, prompts are computed whole, one after the
+    other.
+    """
+
+    capacity_blocks: int
+    block_tokens: int
+    step_tokens: int = 8_192
+    step_prefills: int = 0
+    sequences: int = 256
+    tiers: tuple[TierSpec, ...] = ()
+
+
+class Job:
+    """A request at a worker. Times are None until they have come."""
+
+    __slots__ = (
+        "arrived_at",
+        "blocks",
+        "cached_blocks",
+        "cached_tokens",
+        "computed_s",
+        "decoded",
+        "done_tokens",
+        "ended_at",
+        "expected_s",
+        "first_at",
+        "input_tokens",
+        "kind",
+        "load_s",
+        "loaded_blocks",
+        "number",
+        "output_tokens",
+        "preempted",
+        "private",
+        "ready_at",
+        "refused",
+        "started_at",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        arrived_at: float,
+        blocks: Sequence[int],
+        input_tokens: int,
+        output_tokens: int,
+        kind: int = 0,
+    ) -> None:
+        self.number = number
+        self.arrived_at = arrived_at
+        self.blocks = blocks  # the full ones
+        self.input_tokens = input_tokens
+        self.output_tokens = max(1, output_tokens)
+        self.kind = kind
+        self.worker = -1
+        self.started_at: float | None = None
+        self.first_at: float | None = None
+        self.ended_at: float | None = None
+        self.ready_at = 0.0
+        self.cached_blocks = 0  # in memory when it began
+        self.loaded_blocks = 0
+        self.cached_tokens = 0  # both, in tokens
+        self.load_s = 0.0
+        self.computed_s = 0.0  # seconds of prefill alone, every time it was computed
+        self.expected_s = 0.0  # of it what is still to come, as far as was known
+        self.done_tokens = 0
+        self.decoded = 0
+        self.private = 0
+        self.preempted = 0
+        self.refused = False
+
+
+class _Step(msgspec.Struct, gc=False):
+    started_at: float
+    chunks: list[tuple[Job, int, float]]
+    """Jobs, tokens, seconds."""
+    decodes: int
+    """How many decoding steps in a row."""
+
+
+class Worker:
+    """An engine like vLLM's (version 1's scheduler): first come, first served; decoding goes before
+    prefill in every step; the youngest is preempted when memory runs out, and computed anew."""
+
+    def __init__(
+        self,
+        number: int,
+        spec: WorkerSpec,
+        service: ServiceModel,
+        kernel: Kernel,
+        store: PrefixStore,
+        on_end: Callable[[Job], None],
+        *,
+        tiers: Tiers | None = None,
+    ) -> None:
+        self.number = number
+        self.spec = spec
+        self.store = store
+        self.tiers = tiers if tiers is not None else Tiers(spec.tiers)
+        self.waiting: deque[Job] = deque()
+        self.pending_s = 0.0
+        self._service = service
+        self._kernel = kernel
+        self._on_end = on_end
+        self._loading: list[Job] = []
+        self._prefilling: list[Job] = []
+        self._decoding: list[Job] = []
+        self._contexts = 0  # tokens, of the decoding ones
+        self._coming: dict[int, int] = {}
+        self._step: _Step | None = None
+        self._generation = 0
+        self._channel_at = 0.0
+
+    # What a router may know ------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Requests it was sent and hasn't finished."""
+        return len(self.waiting) + len(self._loading) + len(self._prefilling) + len(self._decoding)
+
+    @property
+    def decoding(self) -> int:
+        """Sequences that have their first token and aren't finished."""
+        return len(self._decoding)
+
+    def overlap(self, blocks: Sequence[int]) -> int:
+        """How many leading blocks are in memory, or will be by what it has been sent already."""
+        here = self.store.overlap(blocks)
+        coming = self._coming
+        while here < len(blocks) and blocks[here] in coming:
+            here += 1
+        return here
+
+    def queue_s(self) -> float:
+        """Seconds of prefill before a request that comes now could begin."""
+        step = self._step
+        if step is None or not step.chunks:
+            return max(0.0, self.pending_s)
+        return max(0.0, self.pending_s - (self._kernel.now - step.started_at))
+
+    def pending_tokens(self) -> int:
+        """Prompt tokens it has still to compute, as far as is known."""
+        tokens = 0
+        for job in (*self.waiting, *self._loading, *self._prefilling):
+            tokens += job.input_tokens - job.done_tokens
+        return tokens
+
+    # What happens to it ----------------------------------------------------------------------
+
+    def submit(self, job: Job) -> None:
+        """A request is sent here."""
+        job.worker = self.number
+        overlap = self.overlap(job.blocks)
+        context = min(overlap * self.spec.block_tokens, job.input_tokens - 1)
+        job.expected_s = self._service.prefill_s(job.input_tokens - context, context)
+        self.pending_s += job.expected_s
+        coming = self._coming
+        for block in job.blocks[overlap:]:
+            coming[block] = coming.get(block, 0) + 1
+        job.cached_blocks = overlap  # until it begins: from where on its blocks are coming
+        self.waiting.append(job)
+        self._wake()
+
+    def restart(self) -> list[Job]:
+        """The process is replaced: its memory is empty, and tiers that don't survive. What it had
+        been sent comes back, to be sent elsewhere."""
+        jobs = [*self._decoding, *self._prefilling, *self._loading, *self.waiting]
+        for job in jobs:
+            job.done_tokens = job.decoded = job.private = 0
+        self.waiting.clear()
+        for group in (self._loading, self._prefilling, self._decoding):
+            group.clear()
+        self._coming.clear()
+        self.pending_s = 0.0
+        self._contexts = 0
+        self._step = None
+        self._generation += 1
+        return jobs
+
+    def _wake(self) -> None:
+        step = self._step
+        if step is None:
+            self._begin()
+        elif not step.chunks and step.decodes > 1:
+            self._shorten(step)
+
+    def _shorten(self, step: _Step) -> None:
+        """A row of decoding steps ends with the one that is under way."""
+        spent_s = self._kernel.now - step.started_at
+        low, high = 1, step.decodes
+        while low < high:
+            middle = (low + high) // 2
+            if self._decode_s(middle) < spent_s:
+                low = middle + 1
+            else:
+                high = middle
+        if low < step.decodes:
+            step.decodes = low
+            self._plan_end(step.started_at + self._decode_s(low))
+
+    def _plan_end(self, at: float) -> None:
+        self._generation += 1
+        self._kernel.plan(at, self._end, self._generation)
+
+    def _decode_s(self, steps: int) -> float:
+        count = len(self._decoding)
+        if not count:
+            return 0.0
+        service = self._service
+        contexts = steps * self._contexts + count * steps * (steps - 1) // 2
+        return steps * (service.step_s + service.sequence_s * count) + service.context_s * contexts
+
+    def _begin(self) -> None:
+        """Plan the next step, if there is anything to do."""
+        chunks = self._chunks()
+        decodes = 0
+        while self._decoding:
+            decodes = (
+                1 if chunks else min(job.output_tokens - job.decoded for job in self._decoding)
+            )
+            if self._grow(decodes):
+                break
+            if decodes > 1 and self._grow(1):
+                decodes = 1
+                break
+            self._preempt()
+            decodes = 0
+        if not chunks and not decodes:
+            self._step = None
+            if self.waiting and not self._loading:  # others hold the memory that they share with it
+                self._kernel.plan(self._kernel.now + _RETRY_S, self._retry, None)
+            return
+        service = self._service
+        took_s = sum(chunk[2] for chunk in chunks)
+        took_s += self._decode_s(decodes) if decodes else service.step_s
+        self._step = _Step(self._kernel.now, chunks, decodes)
+        self._plan_end(self._kernel.now + took_s)
+
+    def _retry(self, _: None) -> None:
+        if self._step is None:
+            self._begin()
+
+    def _end(self, generation: int) -> None:
+        step = self._step
+        if generation != self._generation or step is None:
+            return
+        if step.decodes:
+            self._decode(step.decodes)
+        now = self._kernel.now
+        for job, tokens, took_s in step.chunks:
+            job.done_tokens += tokens
+            job.computed_s += took_s
+            paid_s = min(job.expected_s, took_s)
+            job.expected_s -= paid_s
+            self.pending_s -= paid_s
+            if job.done_tokens >= job.input_tokens + job.decoded:
+                self._prefilled(job, now)
+        self._begin()
+
+    def _prefilled(self, job: Job, now: float) -> None:
+        self._prefilling.remove(job)
+        self.pending_s -= job.expected_s
+        job.expected_s = 0.0
+        if job.first_at is None:
+            job.first_at = now
+        job.decoded += 1
+        if job.decoded >= job.output_tokens:
+            self._finish(job, now)
+        else:
+            self._decoding.append(job)
+            self._contexts += job.input_tokens + job.decoded
+
+    def _decode(self, steps: int) -> None:
+        now = self._kernel.now
+        self._contexts += steps * len(self._decoding)
+        done = []
+        for job in self._decoding:
+            job.decoded += steps
+            if job.decoded >= job.output_tokens:
+                done.append(job)
+        if done:
+            self._decoding = [job for job in self._decoding if job.decoded < job.output_tokens]
+            for job in done:
+                self._contexts -= job.input_tokens + job.decoded
+                self._finish(job, now)
+
+    def _finish(self, job: Job, now: float) -> None:
+        job.ended_at = now
+        self.store.release(job.blocks, job.private, now)
+        job.private = 0
+        self._on_end(job)
+
+    # Prefill ---------------------------------------------------------------------------------
+
+    def _chunks(self) -> list[tuple[Job, int, float]]:
+        """What prompts' tokens the next step computes: (job, tokens, seconds) each."""
+        spec, service = self.spec, self._service
+        left = spec.step_tokens - len(self._decoding) if spec.step_tokens else _ALL
+        most = spec.step_prefills or _ALL
+        chunks: list[tuple[Job, int, float]] = []
+        place = 0
+        while left > 0 and len(chunks) < most:
+            if place == len(self._prefilling) and not self._admit():
+                break
+            if place == len(self._prefilling):
+                continue  # what was admitted is being loaded
+            job = self._prefilling[place]
+            place += 1
+            tokens = min(left, job.input_tokens + job.decoded - job.done_tokens)
+            left -= tokens
+            chunks.append((job, tokens, service.prefill_s(tokens, job.done_tokens)))
+        return chunks
+
+    def _admit(self) -> bool:
+        """The next waiting request begins, if there is room for it."""
+        running = len(self._prefilling) + len(self._decoding) + len(self._loading)
+        if not self.waiting or running >= self.spec.sequences:
+            return False
+        job, spec = self.waiting[0], self.spec
+        now = self._kernel.now
+        total = -(-(job.input_tokens + job.decoded) // spec.block_tokens)
+        if total > spec.capacity_blocks:
+            self._leave_queue(job)
+            job.refused = True
+            job.ended_at = now
+            self._on_end(job)
+            return bool(self.waiting) and self._admit()
+        here = self.store.overlap(job.blocks)
+        private = total - len(job.blocks)
+        taken = self.store.take(job.blocks, private, now, job.kind)
+        found = self.tiers.find(job.blocks[here:]) if taken else None
+        if self.store.evicted:
+            self.tiers.put(self.store.evicted)
+            self.store.evicted.clear()
+        if found is None:
+            return False
+        self._leave_queue(job)
+        self._start(job, here, found.blocks, found.load_s, private)
+        return True
+
+    def _start(self, job: Job, here: int, lower: int, load_s: float, private: int) -> None:
+        now, block_tokens = self._kernel.now, self.spec.block_tokens
+        if self.tiers.all:
+            self.tiers.remove(job.blocks[here:])
+        context = here * block_tokens
+        if lower and load_s > self._service.prefill_s(lower * block_tokens, context):
+            lower, load_s = 0, 0.0
+        if job.started_at is None:
+            job.started_at = now
+            job.cached_blocks, job.loaded_blocks, job.load_s = here, lower, load_s
+            job.cached_tokens = min((here + lower) * block_tokens, job.input_tokens - 1)
+        job.private = private
+        job.done_tokens = min((here + lower) * block_tokens, job.input_tokens - 1)
+        expected_s = self._service.prefill_s(
+            job.input_tokens + job.decoded - job.done_tokens, job.done_tokens
+        )
+        self.pending_s += expected_s - job.expected_s
+        job.expected_s = expected_s
+        if load_s:
+            self._channel_at = max(self._channel_at, now) + load_s
+            self._loading.append(job)
+            self._kernel.plan(self._channel_at, self._loaded, job)
+        else:
+            self._prefilling.append(job)
+
+    def _leave_queue(self, job: Job) -> None:
+        """It is the first in the queue, and is no more."""
+        self.waiting.popleft()
+        if job.started_at is not None:
+            return  # preempted before: its blocks were counted down then
+        coming = self._coming
+        for block in job.blocks[job.cached_blocks :]:
+            left = coming[block] - 1
+            if left:
+                coming[block] = left
+            else:
+                del coming[block]
+
+    def _loaded(self, job: Job) -> None:
+        if job in self._loading:
+            self._loading.remove(job)
+            self._prefilling.append(job)
+            self._wake()
+
+    # Memory ----------------------------------------------------------------------------------
+
+    def _grow(self, steps: int) -> bool:
+        """Room for so many more tokens of every decoding sequence."""
+        block_tokens = self.spec.block_tokens
+        needs = []
+        for job in self._decoding:
+            total = -(-(job.input_tokens + job.decoded + steps) // block_tokens)
+            needs.append(max(0, total - len(job.blocks) - job.private))
+        total = sum(needs)
+        if total:
+            grown = self.store.grow(total, self._kernel.now)
+            if self.store.evicted:
+                self.tiers.put(self.store.evicted)
+                self.store.evicted.clear()
+            if not grown:
+                return False
+            for job, need in zip(self._decoding, needs, strict=True):
+                job.private += need
+        return True
+
+    def _preempt(self) -> None:
+        """The youngest decoding sequence gives its memory back, and will be computed anew."""
+        job = self._decoding.pop()
+        self._contexts -= job.input_tokens + job.decoded
+        self.store.release(job.blocks, job.private, self._kernel.now)
+        job.private = job.done_tokens = 0
+        job.preempted += 1
+        self.waiting.appendleft(job)

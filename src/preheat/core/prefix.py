@@ -225,7 +225,7 @@ class LeafPolicy:
         *,
         block_tokens: int = 1,
         block_bytes: int = 1,
-        cost_s: Callable[[int], float] = lambda place: 1.0,
+        cost_s: Callable[[int], float] = lambda _: 1.0,
     ) -> None:
         self._policy = policy
         self._block_tokens = block_tokens

@@ -1,14 +1,29 @@
-"""How long an engine takes for a request, learned from what it took."""
+"""What things cost: computing a prompt, decoding, and loading KV from a tier instead.
 
+Whatever an engine does in a step is linear in a few counts (`ServiceModel`), so its prices can be
+learned from outcomes; `ServiceLearner` does that online.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from math import inf, sqrt
 from typing import Final
 
 import msgspec
 
+from preheat.core.least_squares import NonNegative
 from preheat.core.memo import Memo
 
 _MODELS: Final = 4_096
 _ENOUGH: Final = 10
 _WEIGHT: Final = 0.1
+
+_LEARNED_MODELS: Final = 256
+_KEEP: Final = 0.998
+"""What an equation's weight shrinks by with each later one: half of all is of the last 350."""
+_ERRORS: Final = 512
+_LEAST_S: Final = 1e-3
+"""Below a millisecond a relative error says more about clocks than about engines."""
 
 
 class ServiceTimes:
@@ -52,6 +67,197 @@ class ServiceModel(msgspec.Struct, frozen=True):
     context_s: float = 0.0
 
     def prefill_s(self, new_tokens: int, context_tokens: int = 0) -> float:
-        """Computing `new_tokens` behind `context_tokens` that are there already."""
-        pairs = new_tokens * (context_tokens + 0.5 * new_tokens)
-        return self.token_s * new_tokens + self.attention_s * pairs
+        """Computing `new_tokens` behind `context_tokens` that are there already, without what each
+        step costs."""
+        return self.token_s * new_tokens + self.attention_s * pairs(new_tokens, context_tokens)
+
+    def decode_s(self, tokens: int, context_tokens: int, sequences: float = 1.0) -> float:
+        """So many steps of decoding, while `sequences` equal ones do the same; the first step
+        reads `context_tokens` of each."""
+        contexts = tokens * context_tokens + tokens * (tokens - 1) / 2
+        each_s = self.sequence_s * tokens + self.context_s * contexts
+        return self.step_s * tokens + sequences * each_s
+
+
+def pairs(new_tokens: float, context_tokens: float) -> float:
+    """How often a new token looks back at another: the context, and half the new ones."""
+    return new_tokens * (context_tokens + 0.5 * new_tokens)
+
+
+# Learned from outcomes ---------------------------------------------------------------------------
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """What one outcome tells: tokens computed, tokens that were there, tokens said, seconds.
+
+    `sequences` is how many decoded on this worker meanwhile, itself included; `steps` into how
+    many the engine cut the prompt.
+    """
+
+    new_tokens: int
+    context_tokens: int
+    output_tokens: int
+    ttft_s: float
+    service_s: float
+    sequences: float = 1.0
+    steps: int = 1
+
+
+Row = tuple[float, float, float, float, float]
+"""Counts of steps, new tokens, pairs, decoded tokens, contexts: what the prices stand for."""
+
+
+class Errors(msgspec.Struct, frozen=True):
+    """How far predictions were from what came, as a share of it, by percentile."""
+
+    count: int
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, shares: Sequence[float]) -> "Errors":
+        """From each prediction's error (absolute), at least one."""
+        ordered = sorted(shares)
+        last = len(ordered) - 1
+        p50, p90, p99 = (ordered[round(share * last)] for share in (0.5, 0.9, 0.99))
+        return cls(len(ordered), p50, p90, p99)
+
+
+class ServiceLearner:
+    """A service model for each of at most 256 models, learned online, with its error.
+
+    An outcome gives two equations, one for its prompt and one for its decoding, weighted so that
+    relative errors count. Prices are never negative, and old outcomes fade. Each prediction is
+    judged before its outcome is learned from.
+    """
+
+    def __init__(self) -> None:
+        self._known: Memo[str, _Learned] = Memo(_LEARNED_MODELS)
+
+    def learn(self, model: str, timing: Timing) -> None:
+        """One more outcome."""
+        known = self._known[model]
+        if known is None:
+            known = _Learned()
+            self._known.put(model, known)
+        known.learn(timing)
+
+    def service(self, model: str) -> ServiceModel | None:
+        """What was learned; None before ten outcomes."""
+        known = self._known[model]
+        return None if known is None or known.count < _ENOUGH else model_of(known.fit.solution())
+
+    def errors(self, model: str) -> Errors | None:
+        """Of the last 512 predictions of TTFT; None while there is none."""
+        known = self._known[model]
+        return Errors.of(known.errors) if known is not None and known.errors else None
+
+
+class _Learned:
+    def __init__(self) -> None:
+        self.count = 0
+        self.fit = NonNegative(5, keep=_KEEP)
+        self.errors: deque[float] = deque(maxlen=_ERRORS)
+
+    def learn(self, timing: Timing) -> None:
+        ttft_s = max(_LEAST_S, timing.ttft_s)
+        row = prefill_row(timing.new_tokens, timing.context_tokens, timing.steps)
+        if self.count >= _ENOUGH:
+            expected_s = cost_s(row, self.fit.solution())
+            self.errors.append(abs(expected_s - ttft_s) / ttft_s)
+        self.count += 1
+        self.fit.add(row, ttft_s, 1.0 / ttft_s**2)
+        steps = timing.output_tokens - 1
+        decode_s = timing.service_s - timing.ttft_s
+        if steps > 0 and decode_s > _LEAST_S:
+            context = timing.new_tokens + timing.context_tokens + 1
+            self.fit.add(decode_row(steps, context, timing.sequences), decode_s, 1.0 / decode_s**2)
+
+
+def prefill_row(new_tokens: float, context_tokens: float, steps: float) -> Row:
+    """The counts of one prompt."""
+    return (steps, new_tokens, pairs(new_tokens, context_tokens), 0.0, 0.0)
+
+
+def decode_row(steps: float, context_tokens: float, sequences: float) -> Row:
+    """The counts of so many decoding steps of equal sequences, as `ServiceModel.decode_s`."""
+    contexts = steps * context_tokens + steps * (steps - 1) / 2
+    return (steps, 0.0, 0.0, steps * sequences, contexts * sequences)
+
+
+def cost_s(row: Sequence[float], prices: Sequence[float]) -> float:
+    """Counts times prices."""
+    return sum(count * price for count, price in zip(row, prices, strict=True))
+
+
+def model_of(prices: Sequence[float]) -> ServiceModel:
+    """The model with these prices, in a row's order."""
+    step_s, token_s, attention_s, sequence_s, context_s = prices
+    return ServiceModel(token_s, attention_s, step_s, sequence_s, context_s)
+
+
+# Load or recompute -------------------------------------------------------------------------------
+
+
+class Tier(msgspec.Struct, frozen=True, kw_only=True):
+    """A place where KV can be kept: how fast it comes back, and what keeping it costs.
+
+    `price` is the going rate of its room in seconds of value a byte and second (μ): what the last
+    object that found room there was worth.
+    """
+
+    name: str
+    bytes_per_s: float
+    latency_s: float = 0.0
+    price: float = 0.0
+
+    def load_s(self, size_bytes: float) -> float:
+        """Bringing so many bytes back."""
+        return self.latency_s + size_bytes / self.bytes_per_s
+
+
+def saved_s(
+    service: ServiceModel, tier: Tier, tokens: int, size_bytes: float, context_tokens: int = 0
+) -> float:
+    """What loading `tokens` behind a context saves against computing them; below zero it is
+    better to compute."""
+    return service.prefill_s(tokens, context_tokens) - tier.load_s(size_bytes)
+
+
+def break_even_tokens(
+    service: ServiceModel, tier: Tier, token_bytes: float, context_tokens: int = 0
+) -> float:
+    """From how many tokens on loading beats computing; 0 is always, infinity is never.
+
+    Computing grows with the square of the length and loading in proportion to it, so there is one
+    such length: the root of attention_s/2·n² + (token_s + attention_s·context - load)·n - latency.
+    A cache in whole blocks, or with windows, has it nearby: `saved_s` takes its true bytes.
+    """
+    half = 0.5 * service.attention_s
+    gain_s = service.token_s + service.attention_s * context_tokens - token_bytes / tier.bytes_per_s
+    if half == 0.0:
+        if gain_s > 0.0:
+            return tier.latency_s / gain_s
+        return 0.0 if gain_s == tier.latency_s == 0.0 else inf
+    root = sqrt(gain_s * gain_s + 4.0 * half * tier.latency_s)
+    if gain_s > 0.0:  # the same root without the difference of two near numbers
+        return 2.0 * tier.latency_s / (gain_s + root)
+    return (root - gain_s) / (2.0 * half)
+
+
+def best_tier(
+    tiers: Sequence[Tier], *, size_bytes: float, recompute_s: float, uses: float, hold_s: float
+) -> Tier | None:
+    """Where to keep an object: the tier with the largest value minus its price for the bytes.
+
+    The value is what `uses` expected loads save against `recompute_s`; it holds its room for
+    `hold_s`. None: no tier is worth it.
+    """
+    best, most = None, 0.0
+    for tier in tiers:
+        value = uses * (recompute_s - tier.load_s(size_bytes))
+        net = value - tier.price * size_bytes * hold_s
+        if net > most:
+            best, most = tier, net
+    return best

@@ -1,0 +1,287 @@
+// The report, section by section, the most important first. A section that isn't there isn't drawn.
+
+const SCHEMA = "preheat.report/1";
+
+// Numbers ------------------------------------------------------------------------------------------
+
+const digits = (value, most) => value.toLocaleString("en-US", { maximumSignificantDigits: most });
+const or = (show) => (value) => (isNumber(value) ? show(value) : "–");
+const count = or((value) => Math.round(value).toLocaleString("en-US"));
+const rough = or((value) =>
+  value.toLocaleString("en-US", { notation: "compact", maximumSignificantDigits: 3 }));
+const share = or((value) => `${(100 * value).toFixed(value && Math.abs(value) < 0.0995 ? 1 : 0)}%`);
+const seconds = or((value) =>
+  (value && Math.abs(value) < 1 ? `${digits(value * 1000, 3)} ms` : `${digits(value, 3)} s`));
+const gpu = or((value) => `${Math.abs(value) < 100 ? digits(value, 2) : count(value)} GPU-s`);
+const times = or((value) => `${digits(value, 3)}×`);
+const plain = or((value) => {
+  if (Number.isInteger(value) || Math.abs(value) >= 1000) return count(value);
+  return Math.abs(value) < 1e-3 ? `${Number(value.toPrecision(4))}` : digits(value, 4);
+});
+const between = (low, high, show) => (isNumber(low) && isNumber(high) ? `${show(low)} to ${show(high)}` : "");
+
+function span(value) {
+  const units = [["days", 86400], ["hours", 3600], ["minutes", 60]];
+  const [unit, size] = units.find(([, least]) => value >= 2 * least) ?? ["seconds", 1];
+  return `${digits(value / size, 3)} ${unit}`;
+}
+
+function money(value, rate) {
+  if (!isNumber(value)) return "–";
+  const currency = rate?.currency ?? "USD";
+  const sign = { USD: "$", EUR: "€", GBP: "£" }[currency] ?? `${currency} `;
+  const size = Math.abs(value).toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+  return `${value < 0 ? "-" : ""}${sign}${size}`;
+}
+
+// Parts --------------------------------------------------------------------------------------------
+
+const list = (sentences) => sentences?.length > 0
+  && html("ul", { class: "notes" }, sentences.map((text) => html("li", null, text)));
+
+// The words are explained in page.html; those of `names` are shown.
+function words(names) {
+  const all = [...document.getElementById("words").content.querySelectorAll("dt")];
+  return html("details", { class: "words" }, html("summary", null, "What the words mean"),
+    html("dl", null, all.filter((term) => names.includes(term.textContent)).map((term) =>
+      [term.cloneNode(true), term.nextElementSibling.cloneNode(true)])));
+}
+
+function section(title, lead, names, ...parts) {
+  const id = title.toLowerCase().replace(/[^a-z]+/g, "-");
+  return html("section", { id, "aria-labelledby": `${id}-title` },
+    html("h2", { id: `${id}-title` }, title), html("p", { class: "lead" }, lead), parts, words(names));
+}
+
+function copier(columns, rows) {
+  const button = html("button", { type: "button" }, "Copy");
+  const clean = (cell) => `${cell ?? ""}`.replace(/[\t\n]/g, " ");
+  button.addEventListener("click", async () => {
+    const text = [columns, ...rows].map((row) => row.map(clean).join("\t")).join("\n");
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {   // a page from a disk, or over plain HTTP, may have no clipboard
+      const area = html("textarea", { class: "unseen" }, text);
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+    }
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  });
+  return button;
+}
+
+const FIGURE = /^[−+-]?[$€£]?\d[\d.,]* ?(%|ms|s|×)?( to [−+-]?[\d.,]+ ?%?)?$|^–?$/;
+
+// Cells are text or numbers. Only the first rows are drawn; all of them are copied.
+function table(title, columns, rows, most = 300) {
+  const isFigure = (cell) => cell == null || typeof cell === "number" || FIGURE.test(cell);
+  const kinds = columns.map((_, n) => (n > 0 && rows.every((row) => isFigure(row[n])) ? "figure" : null));
+  const shown = (value) => (typeof value === "number" ? plain(value) : value || "–");
+  return html("figure", null,
+    html("figcaption", null, html("span", null, title), copier(columns, rows)),
+    html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Table: ${title}` },
+      html("table", null,
+        html("thead", null, html("tr", null, columns.map((name, n) =>
+          html("th", { class: kinds[n], scope: "col" }, name)))),
+        html("tbody", null, rows.slice(0, most).map((row) => html("tr", null, row.map((value, n) =>
+          html("td", { class: kinds[n] }, shown(value)))))))),
+    rows.length > most && html("p", { class: "fine" }, `${count(rows.length - most)} more rows are in the copy.`));
+}
+
+// Lines with their caption, and their numbers for who can't see or wants to copy them.
+function plotted(title, chart) {
+  const details = html("details", null, html("summary", null, "The numbers"));
+  const columns = ["", chart.x.label, title];
+  details.addEventListener("toggle", () => {
+    if (!details.open || details.childElementCount > 1) return;
+    details.append(table(title, columns, chart.rows.flatMap((row) =>
+      row.xs.map((x, n) => [row.name, x, row.ys[n]]))));
+  });
+  return html("figure", null, html("figcaption", null, title), lines({ label: title, ...chart }), details);
+}
+
+// Sections -----------------------------------------------------------------------------------------
+
+const wholeOf = ({ together, levers }) =>
+  together ?? [...levers].sort((a, b) => b.saved_gpu_s - a.saved_gpu_s)[0];
+
+function sums(summary, rate) {
+  const { sentence, saved_gpu_s: saved, saved_share: part, saved_money: worth, best_lever: best } = summary;
+  const figure = (name, value, about) => html("div", { class: name }, html("b", null, value), html("span", null, about));
+  return html("div", { class: summary.is_small || saved < 0 ? "small" : null },
+    html("h1", null, sentence),
+    html("div", { class: "figures" },
+      figure("big", gpu(Math.abs(saved)), saved < 0 ? "more prefill: a loss" : "of prefill saved"),
+      figure(null, share(part), "of the baseline's prefill"),
+      isNumber(worth) && figure(null, money(worth, rate), rate ? `at ${money(rate.gpu_hour_money, rate)} a GPU-hour` : "")),
+    html("p", { class: "fine" }, `Baseline: ${summary.baseline}.`,
+      best && !sentence.includes(best) && ` Best single lever: ${best}.`),
+    list(summary.notes));
+}
+
+function picture(saved) {
+  const whole = wholeOf(saved);
+  const { baseline, baseline_gpu_s: before, bound_gpu_s: bound, no_cache_gpu_s: without } = saved;
+  return html("div", { class: "picture", role: "group", "aria-label": "Prefill work in GPU-seconds" },
+    html("h2", null, "Prefill work, in GPU-seconds"),
+    bars([
+      { name: baseline, note: "the baseline", role: "baseline", value: before },
+      whole && { name: whole.name, role: "ours", value: before - whole.saved_gpu_s },
+      isNumber(bound) && { name: "No prefix computed twice", note: "the bound", role: "bound", value: bound },
+    ].filter(Boolean).map((row) => ({ ...row, text: count(row.value) }))),
+    isNumber(without) && html("p", { class: "fine" }, `Without any cache it would be ${count(without)}.`));
+}
+
+function first({ summary, saved, trace, rate, kind, cautions }) {
+  const facts = trace && [trace.format, trace.requests && `${count(trace.requests)} requests`,
+    trace.sessions && `${count(trace.sessions)} sessions`, trace.span_s && span(trace.span_s),
+    trace.input_tokens && `${rough(trace.input_tokens)} prompt tokens`].filter(Boolean);
+  return html("header", null,
+    html("p", { class: "brand" }, html("strong", null, "Preheat"), kind === "live" ? " live report" : " replay report"),
+    trace && html(summary ? "p" : "h1", { class: "trace" }, html("bdi", null, trace.name), html("small", null, facts.join(" · "))),
+    (summary || saved) && html("div", { class: "hero" }, summary && sums(summary, rate), saved && picture(saved)),
+    cautions?.length > 0 && html("aside", null, html("strong", null, "Read with care"), list(cautions)));
+}
+
+function savings({ saved, rate }) {
+  const levers = [...saved.levers].sort((a, b) => b.saved_share - a.saved_share);
+  const all = saved.together ? [saved.together, ...levers] : levers;
+  const worth = (lever) => lever.saved_money ?? (rate && (lever.saved_gpu_s / 3600) * rate.gpu_hour_money);
+  return section("What saves what",
+    "Each lever alone, against the baseline, net of what it spent. Levers overlap: they don't add up. Left of zero is a loss.",
+    ["prefill", "GPU-second", "baseline", "interval"],
+    bars(all.map((lever) => ({ name: lever.name, note: lever.note, role: lever === saved.together ? "ours" : "other",
+      value: lever.saved_share, low: lever.saved_share_low, high: lever.saved_share_high, text: share(lever.saved_share) }))),
+    table("Saved by lever",
+      ["lever", "saved, share of prefill", "interval", "saved, GPU-seconds", "spent, GPU-seconds", "saved, money"],
+      all.map((lever) => [lever.name, share(lever.saved_share), between(lever.saved_share_low, lever.saved_share_high, share),
+        count(lever.saved_gpu_s), count(lever.spent_gpu_s ?? 0), money(worth(lever), rate)])));
+}
+
+function waiting({ latency: { arms, slo_ttft_s: target, notes } }) {
+  const dots = [["ttft_p50_s", 0], ["ttft_p95_s", 1], ["ttft_p99_s", 3]];
+  return section("How long clients wait",
+    "Time to first token, on a logarithmic axis. Circle: half of the requests waited at most this long; square: 95%; diamond: 99%.",
+    ["TTFT", "service TTFT", "p50, p95, p99", "goodput"],
+    ranges(arms.map((arm) => ({ name: arm.name, role: arm.role, text: dots.map(([field]) => seconds(arm[field])).join(" · "),
+      values: dots.map(([field, mark]) => ({ value: arm[field], mark })) })), seconds),
+    table("Time to first token", ["arm", "mean", "p50", "p95", "p99", "service TTFT, mean",
+      `goodput${isNumber(target) ? `, within ${seconds(target)}` : ""}`, "goodput, requests/s"],
+      arms.map((arm) => [arm.name, seconds(arm.ttft_mean_s), ...dots.map(([field]) => seconds(arm[field])),
+        seconds(arm.service_ttft_mean_s), share(arm.goodput_share), plain(arm.goodput_per_s)])),
+    list(notes));
+}
+
+function after({ events }) {
+  const x = { label: "minutes after the event", unit: "min", format: plain };
+  const chart = (event, title, format, field) => {
+    const rows = event.arms.filter((arm) => arm[field]?.length).map((arm) => ({ ...arm, xs: arm.minute, ys: arm[field] }));
+    return rows.length > 0 && plotted(title, { x, y: { label: "", format }, rows, event: 0, label: `${event.name}: ${title}` });
+  };
+  return section("After an event", "Minute by minute, in each arm. The upright line is the event.",
+    ["TTFT", "p50, p95, p99", "token hit ratio"],
+    events.map((event) => [html("h3", null, event.name), event.note && html("p", null, event.note),
+      html("div", { class: "pair" }, chart(event, "TTFT, p95 of the minute", seconds, "ttft_p95_s"),
+        chart(event, "Token hit ratio of the minute", share, "hit_token_ratio"))]));
+}
+
+function routing({ balance: { rules, notes } }) {
+  return section("Which worker gets it",
+    "Prefill still done under each routing rule, of what it would be without any cache. Less is better.",
+    ["prefill", "token hit ratio", "max ÷ mean", "TTFT", "interval"],
+    bars(rules.map((rule) => ({ name: rule.name, role: rule.role, value: rule.prefill_share,
+      low: rule.prefill_share_low, high: rule.prefill_share_high, text: share(rule.prefill_share) }))),
+    table("Routing rules", ["rule", "prefill done", "token hit ratio", "work, max ÷ mean", "TTFT mean", "TTFT p99"],
+      rules.map((rule) => [rule.name, share(rule.prefill_share), share(rule.hit_token_ratio),
+        times(rule.work_max_mean_ratio), seconds(rule.ttft_mean_s), seconds(rule.ttft_p99_s)])),
+    list(notes));
+}
+
+function sizes({ capacity: { curves, notes } }) {
+  const closed = curves.filter((curve) => isNumber(curve.gap_closed_share));
+  closed.sort((a, b) => b.gap_closed_share - a.gap_closed_share);
+  const interval = (curve) => between(curve.gap_closed_low, curve.gap_closed_high, share);
+  return section("How large a cache",
+    "Nothing gets above infinite; between LRU and Belady lies what a better policy could win.",
+    ["token hit ratio", "LRU", "Belady", "infinite", "gap closed", "interval"],
+    plotted("Token hit ratio against capacity", {
+      x: { label: "capacity, tokens of KV (logarithmic)", unit: "tokens", format: rough, log: true },
+      y: { label: "token hit ratio", format: share },
+      rows: curves.map((curve) => ({ name: curve.policy, role: curve.role, xs: curve.capacity_tokens, ys: curve.hit_token_ratio })) }),
+    closed.length > 0 && [html("h3", null, "Share of the gap between LRU and Belady closed"),
+      bars(closed.map((curve) => ({ name: curve.policy, role: curve.role, note: interval(curve), value: curve.gap_closed_share,
+        low: curve.gap_closed_low, high: curve.gap_closed_high, text: share(curve.gap_closed_share) })))],
+    list(notes));
+}
+
+function stakes({ headroom }) {
+  return section("Where the sums lie", "Each lever at its best, before any policy of ours: what there is to win.",
+    ["prefill", "GPU-second", "TTFT", "p50, p95, p99"],
+    headroom.map((one) => [table(one.title, one.columns, one.rows), one.note && html("p", { class: "fine" }, one.note),
+      one.verdict && html("p", { class: "verdict" }, html("strong", null, "Verdict: "), one.verdict)]));
+}
+
+function added({ ablation: { measure, unit, mechanisms } }) {
+  return section("What each mechanism adds", `${measure}.`, ["ablation", "interval"],
+    bars(mechanisms.map((one) => ({ name: one.name, value: one.added, low: one.added_low, high: one.added_high,
+      note: [one.note, between(one.added_low, one.added_high, plain)].filter(Boolean).join(" · "),
+      text: `${plain(one.added)} ${unit ?? ""}` }))));
+}
+
+function price({ price: { curves, notes } }) {
+  return section("The price of memory", "What room in each pool is worth as time goes by.", ["price μ"],
+    plotted("Price μ", { x: { label: "hours", unit: "h", format: plain }, y: { label: "GPU-seconds a GiB·hour", format: plain },
+      rows: curves.map((curve) => ({ name: curve.pool, xs: curve.at_s.map((at) => at / 3600), ys: curve.price_gpu_s_per_gib_h })) }),
+    list(notes));
+}
+
+function made(report) {
+  const { rate, version } = report;
+  const [trace, settings] = [report.trace ?? {}, report.settings ?? {}];
+  const some = (value, unit = "") => value && `${count(value)}${unit}`;
+  const facts = [
+    ["Trace", trace.name], ["Format", trace.format], ["Requests", some(trace.requests)],
+    ["Prompt tokens", some(trace.input_tokens)], ["Output tokens", some(trace.output_tokens)],
+    ["Block", some(trace.block_tokens, " tokens")], ["Lines skipped", some(trace.skipped_lines)],
+    ["Workers", some(settings.workers)], ["HBM a worker", some(settings.hbm_tokens, " tokens of KV")],
+    ["DRAM a worker", some(settings.dram_tokens, " tokens of KV")], ["SSD a worker", some(settings.ssd_tokens, " tokens of KV")],
+    ["Service model", Object.entries(settings.service ?? {}).map(([name, value]) => `${name} ${plain(value)}`).join(", ")],
+    ["Seed", settings.seed?.toString()], ["Rate", rate && `${money(rate.gpu_hour_money, rate)} a GPU-hour`],
+    ["Preheat", version], ["Command", settings.command && html("code", null, settings.command)],
+  ].filter(([, value]) => value);
+  return section("What was simulated", "The trace, what was done to it, and what it ran on.", ["block"],
+    html("dl", { class: "facts" }, facts.map(([name, value]) => html("div", null, html("dt", null, name), html("dd", null, value)))),
+    list([...(trace.rules ?? []), ...(settings.rules ?? [])]));
+}
+
+// The whole ----------------------------------------------------------------------------------------
+
+const SECTIONS = { saved: savings, latency: waiting, events: after, balance: routing, capacity: sizes,
+  headroom: stakes, ablation: added, price };
+
+function draw(report) {
+  const isThere = (part) => part != null && part.length !== 0;
+  const drawn = Object.entries(SECTIONS).filter(([name]) => isThere(report[name])).map(([, show]) => show(report));
+  if (report.trace || report.settings) drawn.push(made(report));
+  if (report.trace) document.title = `${report.trace.name} · Preheat report`;
+  const links = drawn.map((one) => html("a", { href: `#${one.id}` }, one.querySelector("h2").textContent));
+  return [first(report), links.length > 0 && html("nav", { "aria-label": "Sections" }, links), ...drawn];
+}
+
+function opened() {
+  const failed = (why) => [html("p", { class: "failed" }, why)];
+  let report = null;
+  try {
+    report = JSON.parse(document.getElementById("report").textContent);
+  } catch (error) {
+    return failed(`The report in this file is not JSON: ${error.message}`);
+  }
+  if (report?.schema === SCHEMA) return draw(report);
+  return failed(`This page draws ${SCHEMA}; the report in it says its schema is ${report?.schema ?? "unknown"}.`);
+}
+
+document.getElementById("page").replaceChildren(...opened().filter(Boolean));
+addEventListener("beforeprint", () => document.querySelectorAll("details.words").forEach((one) => { one.open = true; }));

@@ -1,0 +1,310 @@
+"""The report: one document for what was, what would have been, and what it was worth.
+
+One versioned JSON schema (docs/report.schema.json), read by the page of `preheat.dashboard` and by
+scripts. Every section may be missing, so that whoever has less to tell (one benchmark, a live
+gateway) writes the same document. Units are in names: `_s` seconds, `_gpu_s` seconds that a GPU
+computes, `_money` in the currency of `rate`. A `_share` is a part of what its sentence names; a
+`_ratio` says which ratio in its name. None is "not measured", never zero.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+SCHEMA: Final = "preheat.report/1"
+
+Role = Literal["ours", "baseline", "bound", "other"]
+
+
+class Section(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A part of the document: frozen, and silent where it has nothing to say."""
+
+
+class Rate(Section, frozen=True, kw_only=True):
+    """What a second of a GPU costs: the one rate that turns seconds into money."""
+
+    gpu_hour_money: float
+    currency: str = "USD"
+
+    def money(self, gpu_s: float) -> float:
+        """What so many GPU-seconds cost.
+
+        >>> Rate(gpu_hour_money=2.0).money(1800)
+        1.0
+        """
+        return gpu_s / 3_600 * self.gpu_hour_money
+
+
+class Trace(Section, frozen=True, kw_only=True):
+    """What was replayed, or seen by a live gateway."""
+
+    name: str
+    format: str = ""
+    requests: int = 0
+    sessions: int | None = None
+    span_s: float = 0.0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    block_tokens: int = 0
+    skipped_lines: int = 0
+    rules: tuple[str, ...] = ()
+    """What was done to it before it was replayed, a sentence each: spread timestamps, a calendar,
+    a composition. Composed data is called composed here."""
+
+
+class Settings(Section, frozen=True, kw_only=True):
+    """What it was replayed on. Capacities are tokens of KV a worker."""
+
+    workers: int = 1
+    hbm_tokens: int | None = None
+    dram_tokens: int = 0
+    ssd_tokens: int = 0
+    service: dict[str, float] = {}
+    """The service model's coefficients by name, in seconds."""
+    seed: int | None = None
+    command: str = ""
+    """What makes this document again."""
+    rules: tuple[str, ...] = ()
+    """Everything else that was assumed, a sentence each."""
+
+
+class Summary(Section, frozen=True, kw_only=True):
+    """What stands on top: a sentence, the sums, and whether they are small. See `replay.verdict`."""
+
+    sentence: str
+    """What a newcomer should know after ten seconds."""
+    notes: tuple[str, ...] = ()
+    is_small: bool = False
+    baseline: str
+    """Against what it was saved."""
+    saved_gpu_s: float
+    """Below zero it is a loss."""
+    saved_share: float
+    """Of the baseline's GPU-seconds of prefill."""
+    saved_money: float | None = None
+    best_lever: str = ""
+
+
+class HitCurve(Section, frozen=True, kw_only=True):
+    """One policy over capacities: three columns of equal length, capacities ascending."""
+
+    policy: str
+    role: Role = "other"
+    capacity_blocks: tuple[int, ...]
+    capacity_tokens: tuple[int, ...]
+    hit_token_ratio: tuple[float, ...]
+    """Tokens found ÷ tokens asked for."""
+    gap_closed_share: float | None = None
+    """Of the room between LRU and Belady; see `replay.verdict.gap_closed`."""
+    gap_closed_low: float | None = None
+    gap_closed_high: float | None = None
+
+    def __post_init__(self) -> None:
+        _same_length(self.policy, self.capacity_blocks, self.capacity_tokens, self.hit_token_ratio)
+
+
+class Capacity(Section, frozen=True, kw_only=True):
+    """Hits against the size of the cache."""
+
+    curves: tuple[HitCurve, ...]
+    notes: tuple[str, ...] = ()
+    """Such as: only if the engine allowed it."""
+
+
+class Lever(Section, frozen=True, kw_only=True):
+    """One thing that could be done, and what it alone saves over the baseline. Net: what it spent
+    is subtracted already."""
+
+    name: str
+    note: str = ""
+    saved_gpu_s: float
+    saved_share: float
+    """Of the baseline's GPU-seconds of prefill."""
+    saved_share_low: float | None = None
+    saved_share_high: float | None = None
+    saved_money: float | None = None
+    spent_gpu_s: float = 0.0
+
+
+class Saved(Section, frozen=True, kw_only=True):
+    """GPU-seconds of prefill by lever. Levers overlap, so they don't add up: `together` is a run
+    with all of them."""
+
+    baseline: str
+    baseline_gpu_s: float
+    levers: tuple[Lever, ...]
+    together: Lever | None = None
+    no_cache_gpu_s: float | None = None
+    """Every prompt computed whole."""
+    bound_gpu_s: float | None = None
+    """One endless cache for all: no prefix computed twice."""
+
+
+class Arm(Section, frozen=True, kw_only=True):
+    """How long one arm's requests waited for their first token."""
+
+    name: str
+    role: Role = "other"
+    ttft_mean_s: float | None = None
+    ttft_p50_s: float | None = None
+    ttft_p95_s: float | None = None
+    ttft_p99_s: float | None = None
+    service_ttft_mean_s: float | None = None
+    """Without the queue: its own prefill and loading only."""
+    goodput_per_s: float | None = None
+    """Requests a second within the target."""
+    goodput_share: float | None = None
+    """Of all requests."""
+
+
+class Latency(Section, frozen=True, kw_only=True):
+    """Time to first token, arm by arm, all at the same arrivals."""
+
+    arms: tuple[Arm, ...]
+    slo_ttft_s: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+class RoutingRule(Section, frozen=True, kw_only=True):
+    """What one routing rule made of the same requests."""
+
+    name: str
+    role: Role = "other"
+    prefill_share: float | None = None
+    """Prefill done, of what it would be without any cache."""
+    prefill_share_low: float | None = None
+    prefill_share_high: float | None = None
+    hit_token_ratio: float | None = None
+    work_max_mean_ratio: float | None = None
+    """The busiest worker's prefill seconds ÷ the mean worker's."""
+    ttft_mean_s: float | None = None
+    ttft_p99_s: float | None = None
+
+
+class Balance(Section, frozen=True, kw_only=True):
+    """Routing rules side by side."""
+
+    rules: tuple[RoutingRule, ...]
+    notes: tuple[str, ...] = ()
+
+
+class PriceCurve(Section, frozen=True, kw_only=True):
+    """The going price μ of a memory pool: what room for a GiB of KV is worth for an hour, in
+    GPU-seconds. Two columns of equal length."""
+
+    pool: str
+    at_s: tuple[float, ...]
+    price_gpu_s_per_gib_h: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _same_length(self.pool, self.at_s, self.price_gpu_s_per_gib_h)
+
+
+class Price(Section, frozen=True, kw_only=True):
+    """The price of memory over time."""
+
+    curves: tuple[PriceCurve, ...]
+    notes: tuple[str, ...] = ()
+
+
+class EventArm(Section, frozen=True, kw_only=True):
+    """The minutes around an event in one arm: columns of equal length; None where none arrived."""
+
+    name: str
+    role: Role = "other"
+    minute: tuple[float, ...]
+    """From the event on; before it below zero."""
+    ttft_p95_s: tuple[float | None, ...]
+    hit_token_ratio: tuple[float | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        _same_length(self.name, self.minute, self.ttft_p95_s)
+        if self.hit_token_ratio:
+            _same_length(self.name, self.minute, self.hit_token_ratio)
+
+
+class Event(Section, frozen=True, kw_only=True):
+    """A restart, a rolling deploy, a peak: what the minutes after it were like."""
+
+    name: str
+    note: str = ""
+    arms: tuple[EventArm, ...]
+
+
+class Table(Section, frozen=True, kw_only=True):
+    """A table as it is read: units stand in the columns' names."""
+
+    title: str
+    note: str = ""
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | float | int | None, ...], ...]
+    verdict: str = ""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            _same_length(self.title, self.columns, row)
+
+
+class Mechanism(Section, frozen=True, kw_only=True):
+    """What one mechanism added to all the others, in the ablation's unit. May be below zero."""
+
+    name: str
+    note: str = ""
+    added: float
+    added_low: float | None = None
+    added_high: float | None = None
+
+
+class Ablation(Section, frozen=True, kw_only=True):
+    """Each mechanism taken away in turn."""
+
+    measure: str
+    """Such as: share of the gap between LRU and Belady closed."""
+    unit: str = ""
+    mechanisms: tuple[Mechanism, ...]
+
+
+class Report(Section, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
+    """The whole document; sections that are missing weren't measured."""
+
+    kind: Literal["replay", "live"] = "replay"
+    version: str = ""
+    """Of Preheat."""
+    rate: Rate | None = None
+    trace: Trace | None = None
+    settings: Settings | None = None
+    summary: Summary | None = None
+    capacity: Capacity | None = None
+    saved: Saved | None = None
+    latency: Latency | None = None
+    balance: Balance | None = None
+    price: Price | None = None
+    events: tuple[Event, ...] = ()
+    headroom: tuple[Table, ...] = ()
+    ablation: Ablation | None = None
+    cautions: tuple[str, ...] = ()
+    """What a reader must not conclude from this."""
+
+
+def encode(report: Report) -> bytes:
+    """The document as one line of JSON. What isn't finite was not measured: null."""
+    return msgspec.json.encode(report)
+
+
+def decode(document: bytes) -> Report:
+    """It again; `msgspec.ValidationError` names the place that isn't as the schema says."""
+    msgspec.json.decode(document, type=_Versioned)
+    return msgspec.json.decode(document, type=Report)
+
+
+class _Versioned(msgspec.Struct):
+    """msgspec would take a document without a tag for one of this version."""
+
+    schema: str
+
+
+def _same_length(name: str, *columns: Sequence[object]) -> None:
+    if len({len(column) for column in columns}) > 1:
+        lengths = ", ".join(str(len(column)) for column in columns)
+        raise ValueError(f"{name}: columns of different lengths ({lengths})")

@@ -1,0 +1,331 @@
+"""The page in a real browser: it draws, it is legible, it can be used, nothing overlaps."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from preheat.dashboard import page
+from preheat.replay.report import (
+    Arm,
+    Capacity,
+    HitCurve,
+    Latency,
+    Lever,
+    Report,
+    Saved,
+    Trace,
+    encode,
+)
+from preheat.replay.verdict import summary_of
+from report_sample import sample
+
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright, which drives the browser, isn't installed"
+)
+
+WIDE, NARROW = (1280, 800), (390, 844)
+every_scheme = pytest.mark.parametrize("scheme", ["light", "dark"])
+every_size = pytest.mark.parametrize("size", [WIDE, NARROW, (820, 1180)], ids=str)
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        own = Path(driver.chromium.executable_path)
+        names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+        found = own if own.is_file() else next(filter(None, map(shutil.which, names)), None)
+        if found is None:
+            pytest.skip("no Chromium: `playwright install chromium`, or the system's package")
+        started = driver.chromium.launch(executable_path=str(found))
+        context = started.new_context()
+        context.set_default_timeout(5_000)
+        yield context
+        started.close()
+
+
+@pytest.fixture
+def opened(browser: Any, tmp_path: Path) -> Iterator[Open]:
+    """Opens a report from the disk; afterwards nothing may have gone wrong on the page."""
+    wrong: list[str] = []
+    tabs = []
+
+    def open_page(
+        report: Report | bytes, size: tuple[int, int] = WIDE, scheme: str = "light"
+    ) -> Any:
+        file = tmp_path / "report.html"
+        file.write_bytes(page(report if isinstance(report, bytes) else encode(report)))
+        tab = browser.new_page()
+        tabs.append(tab)
+        tab.set_viewport_size({"width": size[0], "height": size[1]})
+        tab.emulate_media(color_scheme=scheme)
+        tab.on("console", lambda said: wrong.append(f"{said.type}: {said.text}"))
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.on("dialog", lambda dialog: (wrong.append("a dialog"), dialog.dismiss()))
+        tab.on("request", lambda asked: asked.url == file.as_uri() or wrong.append(asked.url))
+        tab.goto(file.as_uri())
+        return tab
+
+    yield open_page
+    for tab in tabs:
+        tab.close()
+    assert wrong == []
+
+
+def awkward() -> Report:
+    """Long names, many curves, values far apart, a loss, one point only."""
+    long = "a policy with a name that goes on and on " * 3
+    capacities = tuple(4**n for n in range(12))
+    curves = [
+        HitCurve(
+            policy=f"{long if n == 3 else 'policy'} {n}",
+            capacity_blocks=capacities,
+            capacity_tokens=tuple(512 * blocks for blocks in capacities),
+            hit_token_ratio=tuple(min(0.99, place * (n + 1) / 150) for place in range(12)),
+            gap_closed_share=-0.4 + n / 10,
+            gap_closed_low=-0.9 + n / 10,
+            gap_closed_high=0.1 + n / 10,
+        )
+        for n in range(14)
+    ]
+    single = HitCurve(
+        policy="one", capacity_blocks=(1,), capacity_tokens=(512,), hit_token_ratio=(0.0,)
+    )
+    saved = Saved(
+        baseline=long,
+        baseline_gpu_s=1e9,
+        levers=(Lever(name="x" * 300, note=long, saved_gpu_s=-1e9, saved_share=-1.0),),
+    )
+    waits = (0.0004, 0.02, 3.0, 90.0, 4_000.0)
+    return Report(
+        trace=Trace(name="y" * 300),
+        summary=summary_of(saved),
+        saved=saved,
+        capacity=Capacity(curves=(*curves, single)),
+        latency=Latency(
+            arms=tuple(
+                Arm(name=long, ttft_p50_s=wait, ttft_p95_s=2 * wait, ttft_p99_s=2.1 * wait)
+                for wait in waits
+            )
+        ),
+    )
+
+
+# Pairs of texts whose boxes share more than a pixel, by what they say.
+OVERLAPS = """() => {
+  const shown = [...document.querySelectorAll(
+    'h1, h2, h3, svg text, .legend li, .bars .name, .bars .value, .figures b, .figures span, figcaption span, button, nav a, td, th, dt, dd'
+  )].filter((one) => one.checkVisibility() && !one.closest('.tip')).map((one) => {
+    const clip = one.closest('.scroll')?.getBoundingClientRect();
+    const box = one.getBoundingClientRect();
+    const right = clip ? Math.min(box.right, clip.right) : box.right;
+    return { one, left: box.left, right, top: box.top + scrollY, bottom: box.bottom + scrollY };
+  }).sort((a, b) => a.top - b.top);
+  const found = [];
+  shown.forEach((a, n) => {
+    for (const b of shown.slice(n + 1)) {
+      if (b.top >= a.bottom) break;
+      const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      if (wide > 1 && high > 1 && !a.one.contains(b.one) && !b.one.contains(a.one))
+        found.push(`${a.one.textContent} | ${b.one.textContent}`);
+    }
+  });
+  return { found, count: shown.length };
+}"""
+
+# Texts that have less than 4.5:1 against the ground they stand on (WCAG 2.2, 1.4.3).
+PALE = """() => {
+  const light = (color) => {
+    const parts = color.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255)
+      .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+  };
+  const ground = (one) => {
+    for (let at = one; at; at = at.parentElement) {
+      const color = getComputedStyle(at).backgroundColor;
+      if (!/, 0\\)$|transparent/.test(color)) return color;
+    }
+    return 'rgb(255, 255, 255)';
+  };
+  const found = new Set();
+  let count = 0;
+  const walk = document.createTreeWalker(document.querySelector('main'), NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const one = walk.currentNode.parentElement;
+    if (!walk.currentNode.data.trim() || !one.checkVisibility()) continue;
+    const style = getComputedStyle(one);
+    const [a, b] = [one.closest('svg') ? style.fill : style.color, ground(one)].map(light);
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    count += 1;
+    if (ratio < 4.5) found.add(`${ratio.toFixed(2)} ${one.tagName}.${one.getAttribute('class')}`);
+  }
+  return { found: [...found], count };
+}"""
+
+
+@every_size
+def test_the_first_screen_says_it_all(opened: Open, size: tuple[int, int]) -> None:
+    tab = opened(sample(), size)
+    for part in (
+        "h1",
+        ".figures .big",
+        ".figures div:nth-child(3)",
+        ".picture .bars li:nth-child(2)",
+    ):
+        box = tab.locator(part).bounding_box()
+        assert box["y"] >= 0, part
+        assert box["y"] + box["height"] <= size[1], part
+    assert tab.locator("h1").inner_text().startswith("87% of the GPU time")
+    assert tab.locator(".figures .big b").inner_text() == "41,846 GPU-s"
+    assert tab.locator(".figures").inner_text().count("$29.06") == 1
+
+
+@every_scheme
+def test_texts_have_contrast(opened: Open, scheme: str) -> None:
+    tab = opened(sample(), scheme=scheme)
+    for words in tab.locator("details.words summary").all():
+        words.click()
+    seen = tab.evaluate(PALE)
+    assert seen["count"] > 200
+    assert seen["found"] == []
+
+
+@every_size
+@pytest.mark.parametrize("report", [sample, awkward], ids=["sample", "awkward"])
+def test_nothing_overlaps_and_nothing_scrolls_sideways(
+    opened: Open, size: tuple[int, int], report: Callable[[], Report]
+) -> None:
+    tab = opened(report(), size)
+    tab.locator(".plot svg").first.wait_for()
+    seen = tab.evaluate(OVERLAPS)
+    assert seen["count"] > 50
+    assert seen["found"] == []
+    assert tab.evaluate("document.documentElement.scrollWidth") <= size[0]
+    cut = """() => [...document.querySelectorAll('svg text')].map((one) => one.getBoundingClientRect())
+      .filter((box) => box.left < 0 || box.right > innerWidth).length"""
+    assert tab.evaluate(cut) == 0
+
+
+def test_sections_stand_in_order_and_missing_ones_not_at_all(opened: Open) -> None:
+    tab = opened(sample())
+    titles = tab.locator("section > h2").all_inner_texts()
+    assert titles[:2] == ["What saves what", "How long clients wait"]
+    assert len(titles) == 9
+    assert tab.locator("nav a").all_inner_texts() == titles
+    only = opened(Report(capacity=sample().capacity))
+    assert only.locator("section > h2").all_inner_texts() == ["How large a cache"]
+    assert only.locator("header").inner_text() == "Preheat replay report"
+
+
+def test_every_word_of_a_section_is_explained(opened: Open) -> None:
+    tab = opened(sample())
+    for section in tab.locator("section").all():
+        section.locator("summary", has_text="What the words mean").click()
+        assert section.locator(".words dt").count() >= 1
+        assert all(section.locator(".words dd").all_inner_texts())
+
+
+def test_a_chart_is_read_by_keyboard_and_by_pointer(opened: Open) -> None:
+    tab = opened(sample())
+    chart = tab.locator("#how-large-a-cache .chart")
+    chart.locator(".plot svg").focus()
+    assert chart.locator(".tip").is_hidden()
+    tab.keyboard.press("ArrowRight")
+    assert chart.locator(".tip strong").inner_text() == "65.5K tokens"
+    tab.keyboard.press("End")
+    last = chart.locator(".tip").inner_text()
+    assert "16.8M tokens" in last
+    assert "62%" in last
+    assert "16.8M tokens: infinite 62%" in chart.locator("[aria-live]").text_content()
+    tab.keyboard.press("Escape")
+    assert chart.locator(".tip").is_hidden()
+    chart.locator(".plot svg").hover(position={"x": 60, "y": 100})
+    assert chart.locator(".tip strong").inner_text() == "65.5K tokens"
+
+
+def test_a_table_is_copied_whole(opened: Open) -> None:
+    tab = opened(sample(points=1_000))
+    tab.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    tab.locator("figure", has_text="Routing rules").get_by_role("button").click()
+    lines = tab.evaluate("window.copied").split("\n")
+    assert lines[0].split("\t")[:2] == ["rule", "prefill done"]
+    assert lines[1].split("\t")[:2] == ["round robin", "64%"]
+    assert len(lines) == 6
+    prices = tab.locator("#the-price-of-memory")
+    prices.locator("summary", has_text="The numbers").click()
+    prices.locator("tbody tr").first.wait_for()
+    assert prices.locator("tbody tr").count() == 300
+    prices.get_by_role("button").click()
+    assert len(tab.evaluate("window.copied").split("\n")) == 2_001
+
+
+def test_a_page_without_a_clipboard_copies_too(opened: Open) -> None:
+    tab = opened(sample())
+    tab.evaluate("""() => {
+      navigator.clipboard.writeText = async () => { throw new Error('none'); };
+      document.addEventListener('copy', () => { window.copied = `${getSelection()}`
+        || document.activeElement.value; });
+    }""")
+    tab.locator("figure", has_text="Routing rules").get_by_role("button").click()
+    assert tab.evaluate("window.copied").startswith("rule\tprefill done")
+
+
+def test_a_hostile_name_is_a_name(opened: Open) -> None:
+    name = "</script><img src=x onerror=\"window.pwned=1\"><svg onload='window.pwned=1'>"
+    report = msgspec.structs.replace(
+        sample(name), cautions=(name,), capacity=Capacity(curves=(
+            HitCurve(policy=name, capacity_blocks=(1, 2), capacity_tokens=(1, 2), hit_token_ratio=(0, 1)),
+        )),
+    )  # fmt: skip
+    tab = opened(report)
+    assert tab.locator(".trace bdi").inner_text() == name
+    assert tab.locator(".legend li").filter(has_text="onerror").inner_text() == name
+    assert tab.title() == f"{name} · Preheat report"
+    assert tab.locator("img").count() == 0
+    assert tab.evaluate("window.pwned") is None
+
+
+def test_a_large_report_is_drawn_at_once(opened: Open) -> None:
+    tab = opened(sample(points=100_000))
+    drawn = tab.locator("#the-price-of-memory .line").last
+    drawn.wait_for(state="attached")
+    spent_ms = tab.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
+    assert spent_ms < 3_000
+    assert len(drawn.get_attribute("d")) < 100_000
+    chart = tab.locator("#the-price-of-memory .plot svg")
+    chart.hover(position={"x": 500, "y": 100})
+    assert tab.locator("#the-price-of-memory .tip b").count() == 2
+
+
+def test_a_loss_is_shown_as_one(opened: Open) -> None:
+    tab = opened(awkward())
+    assert tab.locator("h1").inner_text().startswith("Nothing to save here")
+    assert "a loss" in tab.locator(".figures .big").inner_text()
+    assert tab.locator("#what-saves-what .fill.loss").count() == 1
+
+
+def test_paper_is_light(opened: Open) -> None:
+    tab = opened(sample(), scheme="dark")
+    tab.emulate_media(media="print", color_scheme="dark")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert tab.evaluate(PALE)["found"] == []
+    assert tab.pdf().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (b'{"schema": "preheat.report/2"}', "its schema is preheat.report/2"),
+        (b"[]", "its schema is unknown"),
+        (b"null", "its schema is unknown"),
+        (b"<!--<script>", "is not JSON"),
+    ],
+)
+def test_what_it_can_not_draw_it_says(opened: Open, document: bytes, said: str) -> None:
+    assert said in opened(document).locator("main").inner_text()

@@ -3,6 +3,7 @@
 ```
 PreheatError
 ├── ConfigError          the operator: raised at start only, exit code 1
+│   └── TraceError       a trace that can't be read as it is
 ├── RequestError         the client: an HTTP 4xx (or 501, 504 for only-if-cached)
 └── UpstreamError        what Preheat depends on
     ├── EngineError      502, 503 or 504
@@ -19,6 +20,13 @@ class PreheatError(Exception):
 
 class ConfigError(PreheatError):
     """The operator's settings can't work: says which key, what was found and what to do."""
+
+
+class TraceError(ConfigError):
+    """A trace can't be read: says which file and line, what was wrong and what to do.
+
+    The message never quotes a line's text, which may be a prompt.
+    """
 
 
 class RequestError(PreheatError):

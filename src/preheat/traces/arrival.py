@@ -14,8 +14,9 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     `at` is in seconds from the trace's start. `blocks` are the prompt's blocks, root first; an id
     names its block together with everything before it, so equal ids are the same reusable prefix.
-    The last one is partial unless `input_tokens` is a multiple of the trace's `block_tokens`: no
-    engine can reuse it (`full_blocks`). `key` is equal for requests that one stored answer may
+    The full ones are `blocks[: input_tokens // block_tokens]`, with the trace's `block_tokens`; one
+    after them is partial, and no engine can reuse it. Ids and keys are whole numbers from 0, below
+    2^63. `key` is equal for requests that one stored answer may
     serve, and negative where that isn't known. `size_bytes` is the stored answer's or object's.
 
     `think_s` is what the session's client waits between an answer and this request, negative where

@@ -136,7 +136,7 @@ def tables(folder: Path) -> Iterator[pa.Table]:
     A file that is deleted because it is old while this runs is left out.
     """
     _check_there(folder)
-    return (found for file in _files(folder) if (found := file.load()) is not None)
+    return (found for file in files(folder) if (found := file.load()) is not None)
 
 
 def requests(folder: Path) -> Iterator[Logged]:
@@ -148,7 +148,7 @@ def requests(folder: Path) -> Iterator[Logged]:
 
 def _requests(folder: Path) -> Iterator[Logged]:
     open_ones: list[tuple[int, int, Logged, Iterator[Logged]]] = []
-    for place, file in enumerate(_files(folder)):
+    for place, file in enumerate(files(folder)):
         yield from _before(file.from_us, open_ones)
         table = file.load()
         if table is not None:
@@ -166,21 +166,32 @@ def _check_there(folder: Path) -> None:
         )
 
 
-class _File(msgspec.Struct, frozen=True):
+class LogFile(msgspec.Struct, frozen=True):
+    """A file of the log. `load` gives its table; None where it has been deleted meanwhile."""
+
+    path: Path
     from_us: int
     load: Callable[[], pa.Table | None]
 
 
-def _files(folder: Path) -> list[_File]:
-    """Spools are read before the Parquet files are looked for: one that is gone is among them."""
-    spools = {path.name: _read_spool(path) for path in sorted(folder.glob("spool-*.arrows"))}
+def file_of(path: Path) -> LogFile:
+    """One file by itself, Parquet or spool. Its loading may raise OSError or ValueError."""
+    is_spool = path.suffix == ".arrows"
+    return LogFile(path, 0, partial(_spool_table if is_spool else _read_parquet, path))
+
+
+def files(folder: Path) -> list[LogFile]:
+    """The files of a folder, oldest first; spools of which there is a Parquet file aren't among
+    them. Spools are read before the Parquet files are looked for: one that is gone is among them.
+    """
+    spools = {path: _read_spool(path) for path in sorted(folder.glob("spool-*.arrows"))}
     paths = sorted(folder.glob("log-*.parquet"))
-    files = [_File(_from_us(path), partial(_read_parquet, path)) for path in paths]
+    found = [LogFile(path, _from_us(path), partial(_read_parquet, path)) for path in paths]
     compacted = {_spool_of(path) for path in paths} if spools else set()
-    for name, expansion in spools.items():
-        if name not in compacted and expansion is not None and expansion.rows:
-            files.append(_File(expansion.first_at_us, partial(_table, expansion)))
-    return sorted(files, key=lambda file: file.from_us)
+    for path, expansion in spools.items():
+        if path.name not in compacted and expansion is not None and expansion.rows:
+            found.append(LogFile(path, expansion.first_at_us, partial(_table, expansion)))
+    return sorted(found, key=lambda file: file.from_us)
 
 
 def _push(
@@ -262,6 +273,11 @@ def _table(expansion: Expansion) -> pa.Table:
     return pa.concat_tables(
         expansion.tables(SCHEMA, _ROWS_AT_ONCE), promote_options="permissive"
     ).combine_chunks()
+
+
+def _spool_table(path: Path) -> pa.Table | None:
+    expansion = _read_spool(path)
+    return _table(expansion) if expansion is not None and expansion.rows else None
 
 
 def _read_spool(path: Path) -> Expansion | None:

@@ -22,6 +22,7 @@ from preheat.replay.report import (
     Settings,
     Table,
     Trace,
+    Waits,
 )
 from preheat.replay.verdict import gap_closed, summary_of
 
@@ -33,7 +34,7 @@ def sample(name: str = "Sample: invented agents, 8 workers", points: int = 600) 
     """Every section there is; the price curve has so many points."""
     saved = _saved()
     return Report(
-        version="0.1.0",
+        preheat_version="0.1.0",
         rate=RATE,
         trace=Trace(
             name=name,
@@ -172,11 +173,8 @@ def _latency() -> Latency:
             Arm(
                 name=name,
                 role=role,
-                ttft_mean_s=mean,
-                ttft_p50_s=p50,
-                ttft_p95_s=p95,
-                ttft_p99_s=p99,
-                service_ttft_mean_s=service,
+                ttft=Waits(mean_s=mean, p50_s=p50, p95_s=p95, p99_s=p99),
+                service_ttft=Waits(mean_s=service, p95_s=3 * service),
                 goodput_share=good,
                 goodput_per_s=good * 0.2436,
             )

@@ -18,6 +18,7 @@ from preheat.replay.report import (
     Report,
     Saved,
     Trace,
+    Waits,
     encode,
 )
 from preheat.replay.verdict import summary_of
@@ -109,7 +110,7 @@ def awkward() -> Report:
         capacity=Capacity(curves=(*curves, single)),
         latency=Latency(
             arms=tuple(
-                Arm(name=long, ttft_p50_s=wait, ttft_p95_s=2 * wait, ttft_p99_s=2.1 * wait)
+                Arm(name=long, ttft=Waits(p50_s=wait, p95_s=2 * wait, p99_s=2.1 * wait))
                 for wait in waits
             )
         ),

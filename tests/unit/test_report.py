@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import msgspec
 import pytest
 
@@ -81,6 +82,16 @@ def test_the_schema_page_is_what_its_script_writes() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_documents_are_as_the_schema_says() -> None:
+    validator = jsonschema_rs.validator_for((ROOT / "docs" / "report.schema.json").read_text())
+    document = msgspec.json.decode(encode(sample()))
+    validator.validate(document)
+    assert validator.is_valid(msgspec.json.decode(encode(Report())))
+    assert not validator.is_valid({})
+    assert not validator.is_valid(document | {"schema": "preheat.report/2"})
+    assert not validator.is_valid(document | {"rate": {"gpu_hour_money": "2.50"}})
 
 
 def test_numbers_carry_their_unit_in_their_name() -> None:

@@ -114,7 +114,7 @@ function sums(summary, rate) {
   return html("div", { class: summary.is_small || saved < 0 ? "small" : null },
     html("h1", null, sentence),
     html("div", { class: "figures" },
-      figure("big", gpu(Math.abs(saved)), saved < 0 ? "more prefill: a loss" : "of prefill saved"),
+      figure("big", gpu(Math.abs(saved)), `of prefill ${saved < 0 ? "more, a loss" : "saved"}: ${span(Math.abs(saved))} of one GPU`),
       figure(null, share(part), "of the baseline's prefill"),
       isNumber(worth) && figure(null, money(worth, rate), rate ? `at ${money(rate.gpu_hour_money, rate)} a GPU-hour` : "")),
     html("p", { class: "fine" }, `Baseline: ${summary.baseline}.`,
@@ -162,16 +162,18 @@ function savings({ saved, rate }) {
 }
 
 function waiting({ latency: { arms, slo_ttft_s: target, notes } }) {
-  const dots = [["ttft_p50_s", 0], ["ttft_p95_s", 1], ["ttft_p99_s", 3]];
+  const dots = [["p50_s", 0], ["p95_s", 1], ["p99_s", 3]];
+  const waits = (of) => ["mean_s", "p50_s", "p95_s", "p99_s"].map((field) => seconds(of?.[field]));
   return section("How long clients wait",
     "Time to first token, on a logarithmic axis. Circle: half of the requests waited at most this long; square: 95%; diamond: 99%.",
     ["TTFT", "service TTFT", "p50, p95, p99", "goodput"],
-    ranges(arms.map((arm) => ({ name: arm.name, role: arm.role, text: dots.map(([field]) => seconds(arm[field])).join(" · "),
-      values: dots.map(([field, mark]) => ({ value: arm[field], mark })) })), seconds),
-    table("Time to first token", ["arm", "mean", "p50", "p95", "p99", "service TTFT, mean",
+    ranges(arms.map((arm) => ({ name: arm.name, role: arm.role, text: waits(arm.ttft).slice(1).join(" · "),
+      values: dots.map(([field, mark]) => ({ value: arm.ttft?.[field], mark })) })), seconds),
+    table("Time to first token", ["arm", "mean", "p50", "p95", "p99",
       `goodput${isNumber(target) ? `, within ${seconds(target)}` : ""}`, "goodput, requests/s"],
-      arms.map((arm) => [arm.name, seconds(arm.ttft_mean_s), ...dots.map(([field]) => seconds(arm[field])),
-        seconds(arm.service_ttft_mean_s), share(arm.goodput_share), plain(arm.goodput_per_s)])),
+      arms.map((arm) => [arm.name, ...waits(arm.ttft), share(arm.goodput_share), plain(arm.goodput_per_s)])),
+    arms.some((arm) => arm.service_ttft) && table("Service TTFT, without the queue", ["arm", "mean", "p50", "p95", "p99"],
+      arms.map((arm) => [arm.name, ...waits(arm.service_ttft)])),
     list(notes));
 }
 
@@ -239,7 +241,7 @@ function price({ price: { curves, notes } }) {
 }
 
 function made(report) {
-  const { rate, version } = report;
+  const { rate, preheat_version: version } = report;
   const [trace, settings] = [report.trace ?? {}, report.settings ?? {}];
   const some = (value, unit = "") => value && `${count(value)}${unit}`;
   const facts = [

@@ -1,10 +1,9 @@
 """The report: one document for what was, what would have been, and what it was worth.
 
-One versioned JSON schema (docs/report.schema.json), read by the page of `preheat.dashboard` and by
-scripts. Every section may be missing, so that whoever has less to tell (one benchmark, a live
-gateway) writes the same document. Units are in names: `_s` seconds, `_gpu_s` seconds that a GPU
-computes, `_money` in the currency of `rate`. A `_share` is a part of what its sentence names; a
-`_ratio` says which ratio in its name. None is "not measured", never zero.
+One versioned JSON schema (docs/report.schema.json) for the page of `preheat.dashboard` and for
+scripts. Every section may be missing, so that who has less to tell (a live gateway) writes the same
+document. Units are in names: `_s` seconds, `_gpu_s` seconds that a GPU computes, `_money` in the
+currency of `rate`; a `_ratio` says which one. None is "not measured", never zero.
 """
 
 from collections.abc import Sequence
@@ -14,11 +13,14 @@ import msgspec
 
 SCHEMA: Final = "preheat.report/1"
 
+# msgspec would take a document that names no schema for one of this version.
+_VERSIONED: Final = msgspec.defstruct("Versioned", [("schema", str)])
+
 Role = Literal["ours", "baseline", "bound", "other"]
 
 
 class Section(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A part of the document: frozen, and silent where it has nothing to say."""
+    """A part of the document, silent where it has nothing to say."""
 
 
 class Rate(Section, frozen=True, kw_only=True):
@@ -28,11 +30,7 @@ class Rate(Section, frozen=True, kw_only=True):
     currency: str = "USD"
 
     def money(self, gpu_s: float) -> float:
-        """What so many GPU-seconds cost.
-
-        >>> Rate(gpu_hour_money=2.0).money(1800)
-        1.0
-        """
+        """What so many GPU-seconds cost."""
         return gpu_s / 3_600 * self.gpu_hour_money
 
 
@@ -49,14 +47,13 @@ class Trace(Section, frozen=True, kw_only=True):
     block_tokens: int = 0
     skipped_lines: int = 0
     rules: tuple[str, ...] = ()
-    """What was done to it before it was replayed, a sentence each: spread timestamps, a calendar,
-    a composition. Composed data is called composed here."""
+    """What was done to it before, a sentence each. Composed data is called composed here."""
 
 
 class Settings(Section, frozen=True, kw_only=True):
     """What it was replayed on. Capacities are tokens of KV a worker."""
 
-    workers: int = 1
+    workers: int
     hbm_tokens: int | None = None
     dram_tokens: int = 0
     ssd_tokens: int = 0
@@ -70,10 +67,10 @@ class Settings(Section, frozen=True, kw_only=True):
 
 
 class Summary(Section, frozen=True, kw_only=True):
-    """What stands on top: a sentence, the sums, and whether they are small. See `replay.verdict`."""
+    """What a newcomer should know after ten seconds, and whether it is little; made by
+    `replay.verdict`."""
 
     sentence: str
-    """What a newcomer should know after ten seconds."""
     notes: tuple[str, ...] = ()
     is_small: bool = False
     baseline: str
@@ -109,18 +106,16 @@ class Capacity(Section, frozen=True, kw_only=True):
 
     curves: tuple[HitCurve, ...]
     notes: tuple[str, ...] = ()
-    """Such as: only if the engine allowed it."""
 
 
 class Lever(Section, frozen=True, kw_only=True):
-    """One thing that could be done, and what it alone saves over the baseline. Net: what it spent
-    is subtracted already."""
+    """One thing that could be done, and what it alone saves of the baseline's prefill, net of
+    what it spent."""
 
     name: str
     note: str = ""
     saved_gpu_s: float
     saved_share: float
-    """Of the baseline's GPU-seconds of prefill."""
     saved_share_low: float | None = None
     saved_share_high: float | None = None
     saved_money: float | None = None
@@ -141,21 +136,25 @@ class Saved(Section, frozen=True, kw_only=True):
     """One endless cache for all: no prefix computed twice."""
 
 
+class Waits(Section, frozen=True, kw_only=True):
+    """How long requests waited for their first token."""
+
+    mean_s: float | None = None
+    p50_s: float | None = None
+    p95_s: float | None = None
+    p99_s: float | None = None
+
+
 class Arm(Section, frozen=True, kw_only=True):
-    """How long one arm's requests waited for their first token."""
+    """What one arm's requests waited, and how many (a second, of all) came within the target."""
 
     name: str
     role: Role = "other"
-    ttft_mean_s: float | None = None
-    ttft_p50_s: float | None = None
-    ttft_p95_s: float | None = None
-    ttft_p99_s: float | None = None
-    service_ttft_mean_s: float | None = None
-    """Without the queue: its own prefill and loading only."""
+    ttft: Waits | None = None
+    service_ttft: Waits | None = None
+    """Without the queue: a request's own prefill and loading only."""
     goodput_per_s: float | None = None
-    """Requests a second within the target."""
     goodput_share: float | None = None
-    """Of all requests."""
 
 
 class Latency(Section, frozen=True, kw_only=True):
@@ -209,19 +208,17 @@ class Price(Section, frozen=True, kw_only=True):
 
 
 class EventArm(Section, frozen=True, kw_only=True):
-    """The minutes around an event in one arm: columns of equal length; None where none arrived."""
+    """One arm, minute by minute from the event on (before it below zero): columns of equal length,
+    None where no request arrived."""
 
     name: str
     role: Role = "other"
     minute: tuple[float, ...]
-    """From the event on; before it below zero."""
     ttft_p95_s: tuple[float | None, ...]
     hit_token_ratio: tuple[float | None, ...] = ()
 
     def __post_init__(self) -> None:
-        _same_length(self.name, self.minute, self.ttft_p95_s)
-        if self.hit_token_ratio:
-            _same_length(self.name, self.minute, self.hit_token_ratio)
+        _same_length(self.name, self.minute, self.ttft_p95_s, self.hit_token_ratio or self.minute)
 
 
 class Event(Section, frozen=True, kw_only=True):
@@ -260,7 +257,6 @@ class Ablation(Section, frozen=True, kw_only=True):
     """Each mechanism taken away in turn."""
 
     measure: str
-    """Such as: share of the gap between LRU and Belady closed."""
     unit: str = ""
     mechanisms: tuple[Mechanism, ...]
 
@@ -269,8 +265,7 @@ class Report(Section, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA)
     """The whole document; sections that are missing weren't measured."""
 
     kind: Literal["replay", "live"] = "replay"
-    version: str = ""
-    """Of Preheat."""
+    preheat_version: str = ""
     rate: Rate | None = None
     trace: Trace | None = None
     settings: Settings | None = None
@@ -294,14 +289,8 @@ def encode(report: Report) -> bytes:
 
 def decode(document: bytes) -> Report:
     """It again; `msgspec.ValidationError` names the place that isn't as the schema says."""
-    msgspec.json.decode(document, type=_Versioned)
+    msgspec.json.decode(document, type=_VERSIONED)
     return msgspec.json.decode(document, type=Report)
-
-
-class _Versioned(msgspec.Struct):
-    """msgspec would take a document without a tag for one of this version."""
-
-    schema: str
 
 
 def _same_length(name: str, *columns: Sequence[object]) -> None:

@@ -23,7 +23,7 @@ from preheat.traces.numbering import (
     counted_rule,
     tokens_per_byte,
 )
-from preheat.traces.reader import Draft, Format, Reading, said
+from preheat.traces.reader import UNSORTED_RULE, Draft, Format, Reading, said
 from preheat.traces.source import Head, Source
 from preheat.traces.turns import Turns
 
@@ -102,6 +102,8 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
             if one.exchange.at is None:
                 reading.refuse(one.source, one.line, "no time, where other lines have one")
         seen = sorted(dated, key=_at)
+        if seen != dated:
+            reading.tell(UNSORTED_RULE)
     else:
         reading.tell("No times: requests are a second apart.")
     per_byte = tokens_per_byte((one.exchange.input_tokens, one.prompt_bytes) for one in seen)

@@ -13,6 +13,7 @@ from preheat.traces.source import Head, Source
 _RECORD: Final = Struct("<IQIq")
 """Seconds, id, size in bytes, place of the next access or -1."""
 _LOOKED_AT: Final = 64
+_MOST_RECORDS: Final = 2**40
 
 
 def _recognises(head: Head) -> bool:
@@ -24,7 +25,7 @@ def _recognises(head: Head) -> bool:
     for place, (at, _, size, next_at) in enumerate(
         _RECORD.iter_unpack(head.data[: count * _RECORD.size])
     ):
-        if at < before or not size or not (next_at == -1 or next_at > place):
+        if at < before or not size or not (next_at == -1 or place < next_at < _MOST_RECORDS):
             return False
         before = at
     return True

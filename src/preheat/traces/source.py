@@ -22,6 +22,7 @@ DAMAGE: Final = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, OSError
 
 _HEAD_BYTES: Final = 65_536
 _HEAD_LINES: Final = 4
+_ZSTD_BYTES: Final = 8_192
 _BOM: Final = b"\xef\xbb\xbf"
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -90,7 +91,8 @@ def _opened_zstd(path: Path) -> io.BufferedIOBase:
             f"{path} is compressed with zstd, which can't be read without pyarrow: {REMEDY}"
         ) from None
     stream = pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
-    return cast("io.BufferedIOBase", io.BufferedReader(stream, 1 << 20))
+    # A read that meets the damage gives nothing, so reads are small.
+    return cast("io.BufferedIOBase", io.BufferedReader(stream, _ZSTD_BYTES))
 
 
 def _begin(source: Source) -> bytes:

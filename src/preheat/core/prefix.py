@@ -11,23 +11,30 @@ _STALE: Final = 4
 """The heap is made anew when it is so many times larger than what it must hold."""
 
 
+class Leaves(Protocol):
+    """What an order may ask of its store."""
+
+    def is_free(self, block: int) -> bool:
+        """Whether it is here, nobody holds it, and no block behind it is here."""
+
+    def used_at(self, block: int) -> float:
+        """When a path through it was last used, as far as it ended here or lost what was behind."""
+
+
 class LeafOrder(Protocol):
     """Which leaf leaves next. Told of every block that comes, is used, and goes."""
 
     def used(self, blocks: Sequence[int], known: int, now: float, kind: int) -> None:
         """A request uses these; those from `known` on have just come in."""
 
-    def released(self, block: int, now: float) -> None:
-        """A request that ended at this block is over."""
+    def freed(self, block: int, used_at: float) -> None:
+        """It may go: nobody holds it, and no block behind it is here. May be told again."""
 
-    def freed(self, block: int) -> None:
-        """Nobody holds it any more, and no block behind it is here."""
-
-    def removed(self, block: int, parent: int | None) -> None:
+    def removed(self, block: int) -> None:
         """It has left. Told before its parent is `freed`."""
 
-    def victim(self, is_free: Callable[[int], bool], now: float) -> int:
-        """A block for which `is_free` holds. Raises LookupError where there is none."""
+    def victim(self, leaves: Leaves, now: float) -> int:
+        """A free block. Raises LookupError where there is none."""
 
 
 class PrefixStore:
@@ -49,6 +56,7 @@ class PrefixStore:
         self._order = order
         self._parent: dict[int, int | None] = {}
         self._weight: dict[int, int] = {}  # children here, and requests that end at this block
+        self._used_at: dict[int, float] = {}
         self._private = 0
 
     def __len__(self) -> int:
@@ -91,7 +99,10 @@ class PrefixStore:
         for block in blocks[known:]:
             self._parent[block] = parent
             self._weight[block] = 1  # the next block, or at the end the request
+            self._used_at[block] = now
             parent = block
+        if blocks:
+            self._used_at[blocks[-1]] = now
         self._private += private
         self._order.used(blocks, known, now, kind)
         return True
@@ -107,14 +118,14 @@ class PrefixStore:
         """A request has ended: its blocks stay until they are pushed out, its private ones go."""
         self._private -= private
         if blocks:
-            self._order.released(blocks[-1], now)
+            self._used_at[blocks[-1]] = now
             self._let_go(blocks[-1])
 
     def drop(self, blocks: Sequence[int], keep: int) -> None:
         """Forget the blocks behind the first `keep` that nobody needs: they were never computed,
         or are known to be of no use any more."""
         for block in reversed(blocks[keep : self.overlap(blocks)]):
-            if not self._is_free(block):
+            if not self.is_free(block):
                 return
             self._remove(block)
 
@@ -129,26 +140,57 @@ class PrefixStore:
         self.release(blocks[:count], 0, used_at)
         return count - known
 
+    def outdate(self, blocks: Sequence[int]) -> None:
+        """Nobody will ask for these again: they are the oldest from now on."""
+        for block in blocks:
+            if block in self._used_at:
+                self._used_at[block] = float("-inf")
+                if self.is_free(block):
+                    self._order.freed(block, float("-inf"))
+
+    def flush(self) -> None:
+        """A restart: whatever no running request holds is gone."""
+        for block in reversed(list(self._parent)):
+            if self.is_free(block):
+                self._remove(block)
+
+    def paths(self) -> list[list[int]]:
+        """The prefixes it consists of, from a root to each leaf; the one used last comes first."""
+        leaves = sorted(set(self._parent) - set(self._parent.values()))
+        leaves.sort(key=lambda block: -self._used_at[block])
+        return [self.path_to(block) for block in leaves]
+
+    def path_to(self, block: int) -> list[int]:
+        """The block and all before it, root first."""
+        path: list[int] = []
+        at: int | None = block
+        while at is not None:
+            path.append(at)
+            at = self._parent[at]
+        path.reverse()
+        return path
+
     def __iter__(self) -> Iterator[int]:
         """All blocks, each after its parent."""
         return iter(self._parent)
 
-    def parent_of(self, block: int) -> int | None:
-        """The block before it; None for the first of a prompt."""
-        return self._parent[block]
-
-    def _is_free(self, block: int) -> bool:
+    def is_free(self, block: int) -> bool:
+        """See `Leaves`."""
         return self._weight.get(block) == 0
+
+    def used_at(self, block: int) -> float:
+        """See `Leaves`."""
+        return self._used_at[block]
 
     def _let_go(self, block: int) -> None:
         self._weight[block] -= 1
         if not self._weight[block]:
-            self._order.freed(block)
+            self._order.freed(block, self._used_at[block])
 
     def _make_room(self, count: int, now: float) -> bool:
         try:
             for _ in range(count - self.free_blocks):
-                block = self._order.victim(self._is_free, now)
+                block = self._order.victim(self, now)
                 self._remove(block)
                 self.evicted.append(block)
         except LookupError:
@@ -158,57 +200,51 @@ class PrefixStore:
     def _remove(self, block: int) -> None:
         parent = self._parent.pop(block)
         del self._weight[block]
-        self._order.removed(block, parent)
+        used_at = self._used_at.pop(block)
+        self._order.removed(block)
         if parent is not None:
+            self._used_at[parent] = max(self._used_at[parent], used_at)
             self._let_go(parent)
 
 
 class LeafLru:
-    """The engines' own: the leaf that was released longest ago.
+    """The engines' own: the leaf that was used, or released, longest ago.
 
-    Only where a path ends is its time kept; a block whose last child leaves inherits the child's.
+    Only where a path ends its time is kept; a block that loses its last child inherits the child's.
     So a request costs O(1) and not O(its blocks), and the order is the same as if every block had
     been touched, the deepest first.
     """
 
     def __init__(self) -> None:
-        self._at: dict[int, float] = {}
         self._heap: list[tuple[float, int, int]] = []
         self._count = 0
+        self._blocks = 0
 
     def used(self, blocks: Sequence[int], known: int, now: float, kind: int) -> None:
-        for block in blocks[known:]:
-            self._at[block] = now
-        if blocks:
-            self._at[blocks[-1]] = now
+        self._blocks += len(blocks) - known
 
-    def released(self, block: int, now: float) -> None:
-        self._at[block] = now
-
-    def freed(self, block: int) -> None:
+    def freed(self, block: int, used_at: float) -> None:
         self._count += 1
-        heappush(self._heap, (self._at[block], self._count, block))
+        heappush(self._heap, (used_at, self._count, block))
 
-    def removed(self, block: int, parent: int | None) -> None:
-        at = self._at.pop(block)
-        if parent is not None and self._at[parent] < at:
-            self._at[parent] = at
+    def removed(self, block: int) -> None:
+        self._blocks -= 1
 
-    def victim(self, is_free: Callable[[int], bool], now: float) -> int:
-        heap, at = self._heap, self._at
-        if len(heap) > _STALE * len(at) + 64:
-            heap[:] = [one for one in set(heap) if at.get(one[2]) == one[0] and is_free(one[2])]
+    def victim(self, leaves: Leaves, now: float) -> int:
+        heap = self._heap
+        if len(heap) > _STALE * self._blocks + 64:
+            heap[:] = [one for one in heap if _is_current(leaves, one)]
             heapify(heap)
         while heap:
-            used_at, _, block = heap[0]
-            if at.get(block) == used_at and is_free(block):
-                return block
+            if _is_current(leaves, heap[0]):
+                return heap[0][2]
             heappop(heap)
         raise LookupError("every block is held")
 
-    def used_at(self, block: int) -> float:
-        """When a path through it was last used, as far as it ended here or lost its children."""
-        return self._at[block]
+
+def _is_current(leaves: Leaves, known: tuple[float, int, int]) -> bool:
+    used_at, _, block = known
+    return leaves.is_free(block) and leaves.used_at(block) == used_at
 
 
 class LeafPolicy:
@@ -241,19 +277,16 @@ class LeafPolicy:
             else:
                 self._policy.touch(blocks[place], now, traits)
 
-    def released(self, block: int, now: float) -> None:
-        """A use is counted when it begins."""
-
-    def freed(self, block: int) -> None:
+    def freed(self, block: int, used_at: float) -> None:
         """The policy is asked, and told no, instead."""
 
-    def removed(self, block: int, parent: int | None) -> None:
+    def removed(self, block: int) -> None:
         self._policy.remove(block)
 
-    def victim(self, is_free: Callable[[int], bool], now: float) -> int:
+    def victim(self, leaves: Leaves, now: float) -> int:
         for _ in range(2 * len(self._policy) + 1):
             block = self._policy.victim(now)
-            if is_free(block):
+            if leaves.is_free(block):
                 return block
             self._policy.touch(block, now)
         raise LookupError("every block is held")

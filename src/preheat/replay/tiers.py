@@ -11,7 +11,8 @@ class TierSpec(msgspec.Struct, frozen=True):
 
     `block_s` is what bringing back one block takes. With `is_prefetched` what is asked for is
     always there in time: the bound for any prefetch. `survives`: it outlives a restart of its
-    worker's engine (another process holds it, or a disk does).
+    worker's engine (another process holds it, or a disk does). With `is_copy` it is what was put
+    there once, and takes nothing in that is pushed out later.
     """
 
     name: str
@@ -20,6 +21,7 @@ class TierSpec(msgspec.Struct, frozen=True):
     latency_s: float = 0.0
     is_prefetched: bool = False
     survives: bool = True
+    is_copy: bool = False
 
 
 class Tier:
@@ -82,7 +84,8 @@ class Tiers:
         for tier in self.all:
             if not falling:
                 return
-            falling = tier.put(falling)
+            if not tier.spec.is_copy:
+                falling = tier.put(falling)
 
     def find(self, blocks: Sequence[int]) -> Found:
         """How much of these, from the first on, is in some tier."""

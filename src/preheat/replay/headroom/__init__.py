@@ -1,0 +1,1 @@
+"""What each lever could save at most, before any policy of ours: `preheat headroom`."""

@@ -1,0 +1,178 @@
+"""Restarts, deploys, lost machines, new machines: what they cost, and what each arm wins back.
+
+Each arm is the same trace through the same fleet; at the event the memory of a worker is lost
+and an arm fills it again. What is lost is the prefill done in the next quarter of an hour beyond
+that of the run in which nothing happens; below zero the arm was better than that.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import fsum
+from typing import Final
+
+import msgspec
+
+from preheat.core.routing import RoutingPolicy
+from preheat.replay.fleet import Fleet, FleetSpec, Run, run
+from preheat.replay.headroom import warmth
+from preheat.replay.headroom.warmth import Arm, Warmed
+from preheat.replay.worker import Job
+from preheat.traces.arrival import Arrival
+
+DRAM_TOKEN_S: Final = 6.6e-6
+"""128 KiB a token at 20 GB/s (research: headroom, cost model)."""
+SSD_TOKEN_S: Final = 44e-6
+"""At 3 GB/s."""
+LOST_WITHIN_S: Final = 900.0
+WINDOWS_S: Final = (60.0, 300.0, 900.0)
+
+
+class Event(msgspec.Struct, frozen=True):
+    """What happens to whom, and how long after the event's time: (seconds, worker) each."""
+
+    name: str
+    losses: tuple[tuple[float, int], ...]
+
+    @property
+    def span_s(self) -> float:
+        """From its first to its last loss."""
+        return self.losses[-1][0] - self.losses[0][0]
+
+
+def one_restarts(worker: int = 0) -> Event:
+    """One worker."""
+    return Event("one restarts", ((0.0, worker),))
+
+
+def rolling(workers: int, pace_s: float = 60.0) -> Event:
+    """One after the other."""
+    return Event(f"rolling, {pace_s:g} s apart", tuple((i * pace_s, i) for i in range(workers)))
+
+
+def all_at_once(workers: int) -> Event:
+    """Power, a bad release, a switch of the model's version."""
+    return Event("all at once", tuple((0.0, i) for i in range(workers)))
+
+
+def ladder(block_tokens: int, budget_s: float = 60.0) -> dict[str, Arm]:
+    """From nothing to the clairvoyant. `budget_s` are each worker's seconds of computing."""
+    dram_s, ssd_s = DRAM_TOKEN_S * block_tokens, SSD_TOKEN_S * block_tokens
+    return {
+        "nothing": warmth.nothing,
+        "snapshot from SSD": warmth.restored(ssd_s),
+        "snapshot from DRAM": warmth.restored(dram_s),
+        "old list, computed": warmth.computed(warmth.by_old_frequency, budget_s),
+        "frequency, computed": warmth.computed(warmth.by_frequency, budget_s),
+        "decayed frequency, computed": warmth.computed(warmth.by_decayed_frequency, budget_s),
+        "clairvoyant, computed": warmth.computed(warmth.by_next_use, budget_s),
+        "ours: drained to DRAM, read on demand": warmth.on_demand("drained", dram_s),
+    }
+
+
+class Aftermath(msgspec.Struct, frozen=True):
+    """One arm at one switch time. Seconds of prefill lost and spent; TTFTs of the requests that
+    came within each of `WINDOWS_S` after the event, and of those between its first loss and five
+    minutes after its last."""
+
+    arm: str
+    switched_at: float
+    lost_s: float
+    spent_s: float
+    ttfts_s: Mapping[float, Sequence[float]]
+    until_over_s: Sequence[float]
+    curve: Sequence[tuple[float, float, float]]
+    """By minute from five before: (minute, p95 TTFT, share of prompt tokens found)."""
+
+
+class Study(msgspec.Struct):
+    """One fleet, one trace, one speed: the run in which nothing happens, and arms against it."""
+
+    arrivals: Sequence[Arrival]
+    block_tokens: int
+    spec: FleetSpec
+    policy: Callable[[], RoutingPolicy]
+    speed: float
+    kept: Run | None = None
+
+    def undisturbed(self) -> Run:
+        """Nothing happens."""
+        if self.kept is None:
+            self.kept = self._run(Fleet(self.spec, self.policy()))
+        return self.kept
+
+    def aftermath(self, event: Event, arm_name: str, arm: Arm | None, at: float) -> Aftermath:
+        """An event at a moment of simulated time; without an arm it doesn't happen."""
+        kept = self.undisturbed()
+        if arm is None:
+            return self._measure(event, arm_name, kept, [], at)
+        fleet = Fleet(self.spec, self.policy())
+        warmed: list[Warmed] = []
+        for after_s, number in event.losses:
+
+            def lose(worker: int, fill: Arm = arm) -> None:
+                warmed.append(fill(fleet, worker, kept.jobs))
+
+            fleet.kernel.plan(at + after_s, lose, number)
+        return self._measure(event, arm_name, self._run(fleet), warmed, at)
+
+    def _run(self, fleet: Fleet) -> Run:
+        return run(self.arrivals, self.block_tokens, fleet, speed=self.speed)
+
+    def _measure(
+        self, event: Event, arm: str, made: Run, warmed: Sequence[Warmed], at: float
+    ) -> Aftermath:
+        kept = self.undisturbed()
+        until = at + event.span_s + LOST_WITHIN_S
+        lost_s = _prefill_s(made.jobs, at, until) - _prefill_s(kept.jobs, at, until)
+        spent_s = fsum(one.spent_s for one in warmed)
+        ttfts = {window: _ttfts(made.jobs, at, at + window) for window in WINDOWS_S}
+        over = _ttfts(made.jobs, at, at + event.span_s + 300.0)
+        return Aftermath(arm, at, lost_s, spent_s, ttfts, over, _curve(made.jobs, at))
+
+
+def _prefill_s(jobs: Sequence[Job], start: float, end: float) -> float:
+    return fsum(job.computed_s for job in jobs if start <= job.arrived_at < end)
+
+
+def _ttfts(jobs: Sequence[Job], start: float, end: float) -> list[float]:
+    return [
+        job.first_at - job.arrived_at
+        for job in jobs
+        if job.first_at is not None and start <= job.arrived_at < end
+    ]
+
+
+def _curve(jobs: Sequence[Job], at: float) -> list[tuple[float, float, float]]:
+    curve = []
+    for minute in range(-5, 16):
+        start = at + 60.0 * minute
+        ttfts = sorted(_ttfts(jobs, start, start + 60.0))
+        asked = found = 0
+        for job in jobs:
+            if start <= job.arrived_at < start + 60.0:
+                asked += job.input_tokens
+                found += job.cached_tokens
+        if ttfts:
+            p95 = ttfts[min(len(ttfts) - 1, int(0.95 * len(ttfts)))]
+            curve.append((float(minute), p95, found / max(1, asked)))
+    return curve
+
+
+def speed_for(
+    arrivals: Sequence[Arrival],
+    block_tokens: int,
+    spec: FleetSpec,
+    policy: Callable[[], RoutingPolicy],
+    load: float,
+    *,
+    rounds: int = 4,
+) -> float:
+    """How much faster than recorded the trace must run so that this fleet, undisturbed, spends the
+    share `load` of its time on prefill while requests come. Found by repeated trial: hits depend a
+    little on the speed."""
+    speed = 1.0
+    span_s = max(1e-9, arrivals[-1].at - arrivals[0].at)
+    for _ in range(rounds):
+        made = run(arrivals, block_tokens, Fleet(spec, policy()), speed=speed)
+        busy_s = fsum(job.computed_s for job in made.jobs) / spec.workers
+        speed *= load / (busy_s / (span_s / speed))
+    return speed

@@ -1,0 +1,177 @@
+"""What a worker's memory is filled with again after it was lost: the ladder from nothing to the
+clairvoyant.
+
+`restored` copies what was there, newest first, in the background. The lists compute what some
+ranking names, beforehand and within a budget of seconds; they may name only what the worker has
+seen. A copy on demand leaves everything where it was, in a tier that outlived the restart.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import exp
+from typing import Final
+
+import msgspec
+
+from preheat.core.costs import ServiceModel
+from preheat.replay.fleet import Fleet
+from preheat.replay.tiers import Tier, TierSpec
+from preheat.replay.worker import Job
+
+DECAY_S: Final = 300.0
+"""Of the decayed frequency: the best of those tried in algorithms.md, section 0, finding 3."""
+AHEAD_S: Final = 900.0
+"""How far the clairvoyant sees."""
+
+
+class Warmed(msgspec.Struct):
+    """What an arm did: GPU-seconds it computed beforehand, and blocks that came in."""
+
+    spent_s: float = 0.0
+    blocks: int = 0
+
+
+Arm = Callable[[Fleet, int, Sequence[Job]], Warmed]
+"""Fills worker `number` of the fleet, now; told of the jobs of the undisturbed run, to rank by."""
+
+
+def nothing(fleet: Fleet, number: int, jobs: Sequence[Job]) -> Warmed:
+    """Memory is lost."""
+    fleet.workers[number].store.flush()
+    return Warmed()
+
+
+def restored(block_s: float) -> Arm:
+    """What was there comes back in the background, newest first, at so many seconds a block."""
+
+    def fill(fleet: Fleet, number: int, jobs: Sequence[Job]) -> Warmed:
+        worker = fleet.workers[number]
+        paths = worker.store.paths()
+        worker.store.flush()
+        return refill(fleet, number, paths, block_s)
+
+    return fill
+
+
+def on_demand(tier: str, block_s: float) -> Arm:
+    """What was there is in a tier that outlives the restart: read when it is asked for, and what
+    isn't comes back in the background as well, newest first."""
+
+    def fill(fleet: Fleet, number: int, jobs: Sequence[Job]) -> Warmed:
+        worker = fleet.workers[number]
+        paths = worker.store.paths()
+        worker.store.flush()
+        copy = Tier(TierSpec(tier, worker.store.capacity_blocks, block_s, is_copy=True))
+        for path in reversed(paths):
+            copy.put(block for block in reversed(path) if block not in worker.store)
+        worker.tiers.all.insert(0, copy)
+        return refill(fleet, number, paths, block_s, copy)
+
+    return fill
+
+
+def computed(ranking: "Ranking", budget_s: float) -> Arm:
+    """What the ranking names first is computed beforehand, within so many seconds of a GPU."""
+
+    def fill(fleet: Fleet, number: int, jobs: Sequence[Job]) -> Warmed:
+        now, spec = fleet.kernel.now, fleet.spec
+        scores = ranking([job for job in jobs if job.worker == number], now)
+        fleet.workers[number].store.flush()
+        paths = _paths(jobs, scores)
+        warmed = Warmed()
+        for block in sorted(scores, key=lambda one: (-scores[one], len(paths[one]), one)):
+            path = paths[block]
+            cost_s = block_cost_s(spec.service, spec.worker.block_tokens, len(path) - 1)
+            if warmed.spent_s + cost_s > budget_s:
+                break
+            if fleet.workers[number].store.put(path, now):
+                warmed.spent_s += cost_s
+                warmed.blocks += 1
+        return warmed
+
+    return fill
+
+
+def refill(
+    fleet: Fleet,
+    number: int,
+    paths: Sequence[Sequence[int]],
+    block_s: float,
+    copy: Tier | None = None,
+) -> Warmed:
+    """Bring these prefixes in one after the other, as far as there is room."""
+    worker, warmed = fleet.workers[number], Warmed()
+    waiting = iter(paths)
+
+    def bring(path: Sequence[int]) -> None:
+        here = worker.store.overlap(path)
+        came = worker.store.put(path, fleet.kernel.now)
+        if copy is not None:
+            copy.remove(path[here : here + came])
+        warmed.blocks += came
+        plan()
+
+    def plan() -> None:
+        for path in waiting:
+            missing = len(path) - worker.store.overlap(path)
+            if missing and worker.store.free_blocks:
+                fleet.kernel.plan(fleet.kernel.now + missing * block_s, bring, path)
+                return
+
+    plan()
+    return warmed
+
+
+def block_cost_s(service: ServiceModel, block_tokens: int, place: int) -> float:
+    """Seconds to compute the block with so many before it."""
+    return service.prefill_s(block_tokens, place * block_tokens)
+
+
+# Rankings: a score for each block that was seen before `now`; a block's is never above its parent's.
+
+Ranking = Callable[[Sequence[Job], float], Mapping[int, float]]
+
+
+def by_frequency(jobs: Sequence[Job], now: float) -> Mapping[int, float]:
+    """How often it was used, ever."""
+    return _sums((job for job in jobs if job.arrived_at < now), lambda _: 1.0)
+
+
+def by_old_frequency(jobs: Sequence[Job], now: float) -> Mapping[int, float]:
+    """The same as of half the time ago: a list made in advance, as yesterday's is."""
+    return by_frequency(jobs, now / 2)
+
+
+def by_decayed_frequency(jobs: Sequence[Job], now: float) -> Mapping[int, float]:
+    """Uses that fade with `DECAY_S`."""
+    past = (job for job in jobs if job.arrived_at < now)
+    return _sums(past, lambda job: exp((job.arrived_at - now) / DECAY_S))
+
+
+def by_next_use(jobs: Sequence[Job], now: float) -> Mapping[int, float]:
+    """How soon it will be used: what nobody can know. Only what was seen before."""
+    seen = set(by_frequency(jobs, now))
+    scores: dict[int, float] = {}
+    for job in jobs:
+        if now <= job.arrived_at < now + AHEAD_S:
+            for block in job.blocks:
+                if block in seen:
+                    scores.setdefault(block, now - job.arrived_at)
+    return scores
+
+
+def _sums(jobs: Iterable[Job], weight: Callable[[Job], float]) -> dict[int, float]:
+    sums: dict[int, float] = {}
+    for job in jobs:
+        worth = weight(job)
+        for block in job.blocks:
+            sums[block] = sums.get(block, 0.0) + worth
+    return sums
+
+
+def _paths(jobs: Sequence[Job], blocks: Mapping[int, float]) -> dict[int, Sequence[int]]:
+    paths: dict[int, Sequence[int]] = {}
+    for job in jobs:
+        for place, block in enumerate(job.blocks):
+            if block in blocks and block not in paths:
+                paths[block] = job.blocks[: place + 1]
+    return paths

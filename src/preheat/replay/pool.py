@@ -1,0 +1,113 @@
+"""One memory without a queue: what every request finds there, and what it must compute.
+
+Requests are taken in their order, each over before the next one begins: this is the question of
+what is kept, without that of when. A router, queues and decoding are `fleet`'s.
+"""
+
+from collections.abc import Callable, Sequence
+from math import fsum
+
+import msgspec
+
+from preheat.core.costs import ServiceModel
+from preheat.core.prefix import PrefixStore
+from preheat.replay.tiers import Tiers
+from preheat.traces.arrival import Arrival
+
+
+class Service(msgspec.Struct, frozen=True, gc=False):
+    """What one request found. Blocks: of its prompt (`full`, without a partial last one), of them in
+    memory, in a lower tier, and ever computed before. Seconds: of loading, of computing the
+    rest, of computing what was known once and had been lost, of computing all."""
+
+    at: float
+    full: int
+    cached: int
+    loaded: int
+    known: int
+    load_s: float
+    prefill_s: float
+    lost_s: float
+    no_cache_s: float
+
+    @property
+    def ttft_s(self) -> float:
+        """Without a queue, and as if loading and computing took turns."""
+        return self.load_s + self.prefill_s
+
+
+def serve(
+    arrivals: Sequence[Arrival],
+    block_tokens: int,
+    service: ServiceModel,
+    store: PrefixStore,
+    *,
+    tiers: Tiers | None = None,
+    kinds: Sequence[int] | None = None,
+    before: Callable[[int, Arrival], None] | None = None,
+    after: Callable[[int, Arrival], None] | None = None,
+) -> list[Service]:
+    """The whole trace. `before` and `after` are called around each request, with its number."""
+    tiers = tiers if tiers is not None else Tiers(())
+    seen: set[int] = set()
+    served = []
+    for number, one in enumerate(arrivals):
+        if before is not None:
+            before(number, one)
+        full = max(0, one.input_tokens) // block_tokens
+        blocks = one.blocks[:full]
+        cached = store.overlap(blocks)
+        found = tiers.find(blocks[cached:])
+        known = cached + found.blocks
+        while known < full and blocks[known] in seen:
+            known += 1
+        seen.update(blocks[known:])
+        kind = kinds[number] if kinds is not None else 0
+        if store.take(blocks, 0, one.at, kind):
+            store.release(blocks, 0, one.at)
+        tiers.remove(blocks[cached:])
+        if store.evicted:
+            tiers.put(store.evicted)
+            store.evicted.clear()
+        served.append(
+            _priced(one, block_tokens, service, full, cached, found.blocks, found.load_s, known)
+        )
+        if after is not None:
+            after(number, one)
+    return served
+
+
+def _priced(
+    one: Arrival,
+    block_tokens: int,
+    service: ServiceModel,
+    full: int,
+    cached: int,
+    loaded: int,
+    load_s: float,
+    known: int,
+) -> Service:
+    tokens = one.input_tokens
+    context = min(cached * block_tokens, tokens - 1)
+    lower = min((cached + loaded) * block_tokens, tokens - 1)
+    if loaded and load_s > service.prefill_s(lower - context, context):
+        loaded, load_s, lower = 0, 0.0, context
+    prefill_s = service.prefill_s(tokens - lower, lower)
+    once = min(known * block_tokens, tokens - 1)
+    least_s = service.prefill_s(tokens - once, once)
+    return Service(
+        one.at,
+        full,
+        cached,
+        loaded,
+        known,
+        load_s,
+        prefill_s,
+        prefill_s - least_s,
+        service.prefill_s(tokens),
+    )
+
+
+def total(served: Sequence[Service], of: Callable[[Service], float]) -> float:
+    """The sum over requests, exactly rounded."""
+    return fsum(of(one) for one in served)

@@ -30,7 +30,7 @@ from preheat import config
 from preheat.errors import ConfigError
 
 if TYPE_CHECKING:
-    from preheat.lab.figures import Spread
+    from preheat.core.spread import Spread
     from preheat.lab.load.exchange import Outcome
     from preheat.lab.load.generator import Generator, Plan
     from preheat.lab.load.summary import Summary, Tally

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from time import perf_counter
 from typing import Final
 
+from preheat.core.spread import percentile
 from preheat.core.types import Key
 from preheat.errors import ConfigError, StoreError
 from preheat.lab.doctor.finding import Finding
-from preheat.lab.figures import percentile
 from preheat.stores.redis import Redis
 
 _PINGS: Final = 50

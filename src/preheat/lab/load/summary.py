@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from preheat.lab.figures import Spread, spread_of
+from preheat.core.spread import Spread, spread_of
 from preheat.lab.load.exchange import Outcome
 
 # A generator later than this at its 99th percentile has sent another load than the trace's.

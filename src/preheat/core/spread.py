@@ -1,4 +1,4 @@
-"""What is told about many numbers: one definition for every report of the laboratory."""
+"""What is told about many numbers: one definition for every report."""
 
 from collections.abc import Sequence
 from math import ceil, fsum

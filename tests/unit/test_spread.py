@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preheat.lab.figures import Spread, percentile, spread_of
+from preheat.core.spread import Spread, percentile, spread_of
 
 NUMBERS = st.lists(st.floats(0, 1e6), min_size=1, max_size=300).map(sorted)
 

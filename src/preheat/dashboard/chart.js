@@ -94,9 +94,9 @@ function swatch(row) {
 
 // Bars: a row of text and a bar below it; an interval is a whisker -------------------------------
 
-// rows: {name, note, value, low, high, text, role}
-function bars(rows) {
-  const [low, high] = extent(rows.flatMap((row) => [0, row.value, row.low, row.high]));
+// rows: {name, note, value, low, high, text, role}; the axis reaches to `least`, so that little looks little
+function bars(rows, least = 0) {
+  const [low, high] = extent(rows.flatMap((row) => [0, least, row.value, row.low, row.high]));
   const at = (value) => `${(100 * (value - low)) / (high - low || 1)}%`;
   const wide = (one, other) => `${(100 * Math.abs(one - other)) / (high - low || 1)}%`;
   return html("ul", { class: "bars" }, dressed(rows).map((row) => html("li", null,

@@ -23,7 +23,7 @@ const between = (low, high, show) => (isNumber(low) && isNumber(high) ? `${show(
 function span(value) {
   const units = [["days", 86400], ["hours", 3600], ["minutes", 60]];
   const [unit, size] = units.find(([, least]) => value >= 2 * least) ?? ["seconds", 1];
-  return `${digits(value / size, 3)} ${unit}`;
+  return `${digits(value / size, value < 10 * size ? 2 : 3)} ${unit}`;
 }
 
 function money(value, rate) {
@@ -114,7 +114,7 @@ function sums(summary, rate) {
   return html("div", { class: summary.is_small || saved < 0 ? "small" : null },
     html("h1", null, sentence),
     html("div", { class: "figures" },
-      figure("big", gpu(Math.abs(saved)), `of prefill ${saved < 0 ? "more, a loss" : "saved"}: ${span(Math.abs(saved))} of one GPU`),
+      figure("big", gpu(Math.abs(saved)), `${saved < 0 ? "more prefill, a loss" : "of prefill saved"}: ${span(Math.abs(saved))} of one GPU`),
       figure(null, share(part), "of the baseline's prefill"),
       isNumber(worth) && figure(null, money(worth, rate), rate ? `at ${money(rate.gpu_hour_money, rate)} a GPU-hour` : "")),
     html("p", { class: "fine" }, `Baseline: ${summary.baseline}.`,
@@ -154,7 +154,7 @@ function savings({ saved, rate }) {
     "Each lever alone, against the baseline, net of what it spent. Levers overlap: they don't add up. Left of zero is a loss.",
     ["prefill", "GPU-second", "baseline", "interval"],
     bars(all.map((lever) => ({ name: lever.name, note: lever.note, role: lever === saved.together ? "ours" : "other",
-      value: lever.saved_share, low: lever.saved_share_low, high: lever.saved_share_high, text: share(lever.saved_share) }))),
+      value: lever.saved_share, low: lever.saved_share_low, high: lever.saved_share_high, text: share(lever.saved_share) })), 0.2),
     table("Saved by lever",
       ["lever", "saved, share of prefill", "interval", "saved, GPU-seconds", "spent, GPU-seconds", "saved, money"],
       all.map((lever) => [lever.name, share(lever.saved_share), between(lever.saved_share_low, lever.saved_share_high, share),
@@ -215,7 +215,7 @@ function sizes({ capacity: { curves, notes } }) {
       rows: curves.map((curve) => ({ name: curve.policy, role: curve.role, xs: curve.capacity_tokens, ys: curve.hit_token_ratio })) }),
     closed.length > 0 && [html("h3", null, "Share of the gap between LRU and Belady closed"),
       bars(closed.map((curve) => ({ name: curve.policy, role: curve.role, note: interval(curve), value: curve.gap_closed_share,
-        low: curve.gap_closed_low, high: curve.gap_closed_high, text: share(curve.gap_closed_share) })))],
+        low: curve.gap_closed_low, high: curve.gap_closed_high, text: share(curve.gap_closed_share) })), 1)],
     list(notes));
 }
 

@@ -152,8 +152,8 @@ def _capacity() -> Capacity:
                 capacity_tokens=tokens,
                 hit_token_ratio=hits(half),
                 gap_closed_share=closed if is_told else None,
-                gap_closed_low=closed - 0.06 if is_told else None,
-                gap_closed_high=closed + 0.05 if is_told else None,
+                gap_closed_share_low=closed - 0.06 if is_told else None,
+                gap_closed_share_high=closed + 0.05 if is_told else None,
             )
         )
     return Capacity(curves=tuple(curves), notes=("Only if the engine allowed it: all but LRU.",))

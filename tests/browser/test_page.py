@@ -45,7 +45,6 @@ def browser() -> Iterator[Any]:
             pytest.skip("no Chromium: `playwright install chromium`, or the system's package")
         started = driver.chromium.launch(executable_path=str(found))
         context = started.new_context()
-        context.set_default_timeout(5_000)
         yield context
         started.close()
 
@@ -89,8 +88,8 @@ def awkward() -> Report:
             capacity_tokens=tuple(512 * blocks for blocks in capacities),
             hit_token_ratio=tuple(min(0.99, place * (n + 1) / 150) for place in range(12)),
             gap_closed_share=-0.4 + n / 10,
-            gap_closed_low=-0.9 + n / 10,
-            gap_closed_high=0.1 + n / 10,
+            gap_closed_share_low=-0.9 + n / 10,
+            gap_closed_share_high=0.1 + n / 10,
         )
         for n in range(14)
     ]

@@ -19,13 +19,8 @@ const svg = (tag, attributes, ...children) =>
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
 function extent(numbers) {
-  let low = Infinity;
-  let high = -Infinity;
-  for (const number of numbers) {
-    if (!isNumber(number)) continue;
-    if (number < low) low = number;
-    if (number > high) high = number;
-  }
+  const [low, high] = numbers.filter(isNumber)
+    .reduce(([least, most], one) => [Math.min(least, one), Math.max(most, one)], [Infinity, -Infinity]);
   return low <= high ? [low, high] : [0, 1];
 }
 
@@ -41,22 +36,18 @@ function ticks(low, high, most) {
   return found;
 }
 
-// 1, 2, 5, 10, … or, where that would be too many, whole powers of ten, or every other of them.
+// 1, 2, 5, 10, … or, where that would be too many, powers of ten, or every few of them.
 function logTicks(low, high, most) {
-  const first = Math.floor(Math.log10(low));
-  const last = Math.ceil(Math.log10(high));
-  const within = (value) => value >= low * 0.999 && value <= high * 1.001;
-  for (const factors of [[1, 2, 5], [1, 3], [1]]) {
-    const found = [];
-    for (let power = first; power <= last; power += 1) {
-      for (const factor of factors) found.push(Number((factor * 10 ** power).toPrecision(6)));
+  let found = [];
+  for (const [stride, factors] of [[1, [1, 2, 5]], [1, [1, 3]], [1, [1]], [2, [1]], [3, [1]], [6, [1]]]) {
+    found = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high) + 1e-9; power += 1) {
+      if (power % stride === 0) found.push(...factors.map((factor) => Number(`${factor}e${power}`)));
     }
-    const seen = found.filter(within);
-    if (seen.length <= most) return seen;
+    found = found.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
+    if (found.length <= most) break;
   }
-  const stride = Math.ceil((last - first + 1) / most);
-  const powers = Array.from({ length: last - first + 1 }, (_, n) => 10 ** (first + n));
-  return powers.filter((value, n) => n % stride === 0 && within(value));
+  return found;
 }
 
 const ruler = document.createElement("canvas").getContext("2d");
@@ -125,7 +116,8 @@ function ranges(rows, format) {
   const at = (value) => `${100 * part(value)}%`;
   const anchor = (value) => (part(value) < 0.07 ? "start" : part(value) > 0.93 ? "end" : "middle");
   const marks = logTicks(low, high, 5);
-  const grid = () => marks.map((tick) => svg("line", { class: "grid", x1: at(tick), x2: at(tick), y1: 0, y2: "100%" }));
+  const grid = () => marks.map((tick) =>
+    svg("line", { class: "grid", x1: at(tick), x2: at(tick), y1: 0, y2: "100%" }));
   return html("ul", { class: "bars ranges" }, dressed(rows).map((row) => {
     const known = row.values.filter((dot) => dot.value > 0);
     const [least, most] = extent(known.map((dot) => dot.value));
@@ -167,15 +159,11 @@ function marked(points, order) {
   return points.filter(([, y], n) => isNumber(y) && n % stride === Math.floor(order * stride / 4) % stride);
 }
 
-function pathOf(points) {
-  let isDown = false;
-  return points.map(([x, y]) => {
-    if (!isNumber(y)) { isDown = false; return ""; }
-    const step = `${isDown ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`;
-    isDown = true;
-    return step;
-  }).join("");
-}
+// A line through the points; it breaks where a value is missing.
+const pathOf = (points) => points.map(([x, y], n) => {
+  const step = n > 0 && isNumber(points[n - 1][1]) ? "L" : "M";
+  return isNumber(y) ? `${step}${x.toFixed(1)} ${y.toFixed(1)}` : "";
+}).join("");
 
 // The place in ascending `xs` that is nearest to `x`.
 function nearest(xs, x) {
@@ -260,7 +248,8 @@ function lines({ label, x, y, rows, event }) {
       html("div", null, swatch(row), html("span", null, row.name), html("b", null, y.format(value)))));
     const side = pixel > place.width / 2 ? pixel - tip.offsetWidth - 14 : pixel + 14;
     tip.style.left = `${Math.max(0, Math.min(side, place.width - tip.offsetWidth))}px`;
-    spoken.textContent = `${where}: ${read.map(({ row, value }) => `${row.name} ${y.format(value)}`).join(", ")}`;
+    const values = read.map(({ row, value }) => `${row.name} ${y.format(value)}`);
+    spoken.textContent = `${where}: ${values.join(", ")}`;
   }
 
   plot.addEventListener("pointermove", (move) => {

@@ -18,7 +18,11 @@ const plain = or((value) => {
   if (Number.isInteger(value) || Math.abs(value) >= 1000) return count(value);
   return Math.abs(value) < 1e-3 ? `${Number(value.toPrecision(4))}` : digits(value, 4);
 });
-const between = (low, high, show) => (isNumber(low) && isNumber(high) ? `${show(low)} to ${show(high)}` : "");
+
+function interval(row, field, show) {
+  const [low, high] = [row[`${field}_low`], row[`${field}_high`]];
+  return isNumber(low) && isNumber(high) ? `${show(low)} to ${show(high)}` : "";
+}
 
 function span(value) {
   const units = [["days", 86400], ["hours", 3600], ["minutes", 60]];
@@ -45,6 +49,13 @@ function words(names) {
   return html("details", { class: "words" }, html("summary", null, "What the words mean"),
     html("dl", null, all.filter((term) => names.includes(term.textContent)).map((term) =>
       [term.cloneNode(true), term.nextElementSibling.cloneNode(true)])));
+}
+
+// A row of a report as a row of bars.
+function bar(row, field, show) {
+  const note = [row.note, interval(row, field, show)].filter(Boolean).join(" · ");
+  return { name: row.name, note, role: row.role, value: row[field], text: show(row[field]),
+    low: row[`${field}_low`], high: row[`${field}_high`] };
 }
 
 function section(title, lead, names, ...parts) {
@@ -88,7 +99,8 @@ function table(title, columns, rows, most = 300) {
           html("th", { class: kinds[n], scope: "col" }, name)))),
         html("tbody", null, rows.slice(0, most).map((row) => html("tr", null, row.map((value, n) =>
           html("td", { class: kinds[n] }, shown(value)))))))),
-    rows.length > most && html("p", { class: "fine" }, `${count(rows.length - most)} more rows are in the copy.`));
+    rows.length > most
+      && html("p", { class: "fine" }, `${count(rows.length - most)} more rows are in the copy.`));
 }
 
 // Lines with their caption, and their numbers for who can't see or wants to copy them.
@@ -109,14 +121,17 @@ const wholeOf = ({ together, levers }) =>
   together ?? [...levers].sort((a, b) => b.saved_gpu_s - a.saved_gpu_s)[0];
 
 function sums(summary, rate) {
-  const { sentence, saved_gpu_s: saved, saved_share: part, saved_money: worth, best_lever: best } = summary;
-  const figure = (name, value, about) => html("div", { class: name }, html("b", null, value), html("span", null, about));
+  const { sentence, saved_gpu_s: saved, saved_money: worth, best_lever: best } = summary;
+  const figure = (name, value, about) =>
+    html("div", { class: name }, html("b", null, value), html("span", null, about));
   return html("div", { class: summary.is_small || saved < 0 ? "small" : null },
     html("h1", null, sentence),
     html("div", { class: "figures" },
-      figure("big", gpu(Math.abs(saved)), `${saved < 0 ? "more prefill, a loss" : "of prefill saved"}: ${span(Math.abs(saved))} of one GPU`),
-      figure(null, share(part), "of the baseline's prefill"),
-      isNumber(worth) && figure(null, money(worth, rate), rate ? `at ${money(rate.gpu_hour_money, rate)} a GPU-hour` : "")),
+      figure("big", gpu(Math.abs(saved)),
+        `${saved < 0 ? "more prefill, a loss" : "of prefill saved"}: ${span(Math.abs(saved))} of one GPU`),
+      figure(null, share(summary.saved_share), "of the baseline's prefill"),
+      isNumber(worth) && figure(null, money(worth, rate),
+        rate ? `at ${money(rate.gpu_hour_money, rate)} a GPU-hour` : "")),
     html("p", { class: "fine" }, `Baseline: ${summary.baseline}.`,
       best && !sentence.includes(best) && ` Best single lever: ${best}.`),
     list(summary.notes));
@@ -140,48 +155,56 @@ function first({ summary, saved, trace, rate, kind, cautions }) {
     trace.sessions && `${count(trace.sessions)} sessions`, trace.span_s && span(trace.span_s),
     trace.input_tokens && `${rough(trace.input_tokens)} prompt tokens`].filter(Boolean);
   return html("header", null,
-    html("p", { class: "brand" }, html("strong", null, "Preheat"), kind === "live" ? " live report" : " replay report"),
-    trace && html(summary ? "p" : "h1", { class: "trace" }, html("bdi", null, trace.name), html("small", null, facts.join(" · "))),
-    (summary || saved) && html("div", { class: "hero" }, summary && sums(summary, rate), saved && picture(saved)),
+    html("p", { class: "brand" }, html("strong", null, "Preheat"),
+      kind === "live" ? " live report" : " replay report"),
+    trace && html(summary ? "p" : "h1", { class: "trace" },
+      html("bdi", null, trace.name), html("small", null, facts.join(" · "))),
+    (summary || saved) && html("div", { class: "hero" },
+      summary && sums(summary, rate), saved && picture(saved)),
     cautions?.length > 0 && html("aside", null, html("strong", null, "Read with care"), list(cautions)));
 }
 
-function savings({ saved, rate }) {
-  const levers = [...saved.levers].sort((a, b) => b.saved_share - a.saved_share);
-  const all = saved.together ? [saved.together, ...levers] : levers;
-  const worth = (lever) => lever.saved_money ?? (rate && (lever.saved_gpu_s / 3600) * rate.gpu_hour_money);
+function savings({ saved: { levers, together }, rate }) {
+  const all = [...levers].sort((a, b) => b.saved_share - a.saved_share);
+  if (together) all.unshift({ ...together, role: "ours" });
+  const priced = (gpu_s) => (rate ? (gpu_s / 3600) * rate.gpu_hour_money : null);
   return section("What saves what",
-    "Each lever alone, against the baseline, net of what it spent. Levers overlap: they don't add up. Left of zero is a loss.",
+    "Each lever alone, against the baseline, net of what it spent. Levers overlap: they don't add up. "
+      + "Left of zero is a loss.",
     ["prefill", "GPU-second", "baseline", "interval"],
-    bars(all.map((lever) => ({ name: lever.name, note: lever.note, role: lever === saved.together ? "ours" : "other",
-      value: lever.saved_share, low: lever.saved_share_low, high: lever.saved_share_high, text: share(lever.saved_share) })), 0.2),
+    bars(all.map((lever) => bar(lever, "saved_share", share)), 0.2),
     table("Saved by lever",
       ["lever", "saved, share of prefill", "interval", "saved, GPU-seconds", "spent, GPU-seconds", "saved, money"],
-      all.map((lever) => [lever.name, share(lever.saved_share), between(lever.saved_share_low, lever.saved_share_high, share),
-        count(lever.saved_gpu_s), count(lever.spent_gpu_s ?? 0), money(worth(lever), rate)])));
+      all.map((lever) => [lever.name, share(lever.saved_share), interval(lever, "saved_share", share),
+        count(lever.saved_gpu_s), count(lever.spent_gpu_s ?? 0),
+        money(lever.saved_money ?? priced(lever.saved_gpu_s), rate)])));
 }
 
 function waiting({ latency: { arms, slo_ttft_s: target, notes } }) {
   const dots = [["p50_s", 0], ["p95_s", 1], ["p99_s", 3]];
   const waits = (of) => ["mean_s", "p50_s", "p95_s", "p99_s"].map((field) => seconds(of?.[field]));
   return section("How long clients wait",
-    "Time to first token, on a logarithmic axis. Circle: half of the requests waited at most this long; square: 95%; diamond: 99%.",
+    "Time to first token, on a logarithmic axis. Circle: half of the requests waited at most this long; "
+      + "square: 95%; diamond: 99%.",
     ["TTFT", "service TTFT", "p50, p95, p99", "goodput"],
-    ranges(arms.map((arm) => ({ name: arm.name, role: arm.role, text: waits(arm.ttft).slice(1).join(" · "),
+    ranges(arms.map((arm) => ({ name: arm.name, role: arm.role,
+      text: waits(arm.ttft).slice(1).join(" · "),
       values: dots.map(([field, mark]) => ({ value: arm.ttft?.[field], mark })) })), seconds),
     table("Time to first token", ["arm", "mean", "p50", "p95", "p99",
       `goodput${isNumber(target) ? `, within ${seconds(target)}` : ""}`, "goodput, requests/s"],
       arms.map((arm) => [arm.name, ...waits(arm.ttft), share(arm.goodput_share), plain(arm.goodput_per_s)])),
-    arms.some((arm) => arm.service_ttft) && table("Service TTFT, without the queue", ["arm", "mean", "p50", "p95", "p99"],
-      arms.map((arm) => [arm.name, ...waits(arm.service_ttft)])),
+    arms.some((arm) => arm.service_ttft) && table("Service TTFT, without the queue",
+      ["arm", "mean", "p50", "p95", "p99"], arms.map((arm) => [arm.name, ...waits(arm.service_ttft)])),
     list(notes));
 }
 
 function after({ events }) {
   const x = { label: "minutes after the event", unit: "min", format: plain };
   const chart = (event, title, format, field) => {
-    const rows = event.arms.filter((arm) => arm[field]?.length).map((arm) => ({ ...arm, xs: arm.minute, ys: arm[field] }));
-    return rows.length > 0 && plotted(title, { x, y: { label: "", format }, rows, event: 0, label: `${event.name}: ${title}` });
+    const rows = event.arms.filter((arm) => arm[field]?.length)
+      .map((arm) => ({ ...arm, xs: arm.minute, ys: arm[field] }));
+    return rows.length > 0
+      && plotted(title, { x, y: { label: "", format }, rows, event: 0, label: `${event.name}: ${title}` });
   };
   return section("After an event", "Minute by minute, in each arm. The upright line is the event.",
     ["TTFT", "p50, p95, p99", "token hit ratio"],
@@ -194,8 +217,7 @@ function routing({ balance: { rules, notes } }) {
   return section("Which worker gets it",
     "Prefill still done under each routing rule, of what it would be without any cache. Less is better.",
     ["prefill", "token hit ratio", "max ÷ mean", "TTFT", "interval"],
-    bars(rules.map((rule) => ({ name: rule.name, role: rule.role, value: rule.prefill_share,
-      low: rule.prefill_share_low, high: rule.prefill_share_high, text: share(rule.prefill_share) }))),
+    bars(rules.map((rule) => bar(rule, "prefill_share", share))),
     table("Routing rules", ["rule", "prefill done", "token hit ratio", "work, max ÷ mean", "TTFT mean", "TTFT p99"],
       rules.map((rule) => [rule.name, share(rule.prefill_share), share(rule.hit_token_ratio),
         times(rule.work_max_mean_ratio), seconds(rule.ttft_mean_s), seconds(rule.ttft_p99_s)])),
@@ -203,40 +225,40 @@ function routing({ balance: { rules, notes } }) {
 }
 
 function sizes({ capacity: { curves, notes } }) {
-  const closed = curves.filter((curve) => isNumber(curve.gap_closed_share));
-  closed.sort((a, b) => b.gap_closed_share - a.gap_closed_share);
-  const interval = (curve) => between(curve.gap_closed_low, curve.gap_closed_high, share);
+  const named = curves.map((curve) => ({ ...curve, name: curve.policy,
+    xs: curve.capacity_tokens, ys: curve.hit_token_ratio }));
+  const closed = named.filter((curve) => isNumber(curve.gap_closed_share))
+    .sort((a, b) => b.gap_closed_share - a.gap_closed_share);
   return section("How large a cache",
     "Nothing gets above infinite; between LRU and Belady lies what a better policy could win.",
     ["token hit ratio", "LRU", "Belady", "infinite", "gap closed", "interval"],
     plotted("Token hit ratio against capacity", {
       x: { label: "capacity, tokens of KV (logarithmic)", unit: "tokens", format: rough, log: true },
-      y: { label: "token hit ratio", format: share },
-      rows: curves.map((curve) => ({ name: curve.policy, role: curve.role, xs: curve.capacity_tokens, ys: curve.hit_token_ratio })) }),
+      y: { label: "token hit ratio", format: share }, rows: named }),
     closed.length > 0 && [html("h3", null, "Share of the gap between LRU and Belady closed"),
-      bars(closed.map((curve) => ({ name: curve.policy, role: curve.role, note: interval(curve), value: curve.gap_closed_share,
-        low: curve.gap_closed_low, high: curve.gap_closed_high, text: share(curve.gap_closed_share) })), 1)],
+      bars(closed.map((curve) => bar(curve, "gap_closed_share", share)), 1)],
     list(notes));
 }
 
 function stakes({ headroom }) {
-  return section("Where the sums lie", "Each lever at its best, before any policy of ours: what there is to win.",
+  return section("What there is to win", "Each lever at its best, before any policy of ours.",
     ["prefill", "GPU-second", "TTFT", "p50, p95, p99"],
-    headroom.map((one) => [table(one.title, one.columns, one.rows), one.note && html("p", { class: "fine" }, one.note),
+    headroom.map((one) => [table(one.title, one.columns, one.rows),
+      one.note && html("p", { class: "fine" }, one.note),
       one.verdict && html("p", { class: "verdict" }, html("strong", null, "Verdict: "), one.verdict)]));
 }
 
 function added({ ablation: { measure, unit, mechanisms } }) {
   return section("What each mechanism adds", `${measure}.`, ["ablation", "interval"],
-    bars(mechanisms.map((one) => ({ name: one.name, value: one.added, low: one.added_low, high: one.added_high,
-      note: [one.note, between(one.added_low, one.added_high, plain)].filter(Boolean).join(" · "),
-      text: `${plain(one.added)} ${unit ?? ""}` }))));
+    bars(mechanisms.map((one) => bar(one, "added", or((value) => `${plain(value)} ${unit ?? ""}`)))));
 }
 
 function price({ price: { curves, notes } }) {
   return section("The price of memory", "What room in each pool is worth as time goes by.", ["price μ"],
-    plotted("Price μ", { x: { label: "hours", unit: "h", format: plain }, y: { label: "GPU-seconds a GiB·hour", format: plain },
-      rows: curves.map((curve) => ({ name: curve.pool, xs: curve.at_s.map((at) => at / 3600), ys: curve.price_gpu_s_per_gib_h })) }),
+    plotted("Price μ", {
+      x: { label: "hours", unit: "h", format: plain }, y: { label: "GPU-seconds a GiB·hour", format: plain },
+      rows: curves.map((curve) => ({ name: curve.pool, xs: curve.at_s.map((at) => at / 3600),
+        ys: curve.price_gpu_s_per_gib_h })) }),
     list(notes));
 }
 
@@ -249,13 +271,16 @@ function made(report) {
     ["Prompt tokens", some(trace.input_tokens)], ["Output tokens", some(trace.output_tokens)],
     ["Block", some(trace.block_tokens, " tokens")], ["Lines skipped", some(trace.skipped_lines)],
     ["Workers", some(settings.workers)], ["HBM a worker", some(settings.hbm_tokens, " tokens of KV")],
-    ["DRAM a worker", some(settings.dram_tokens, " tokens of KV")], ["SSD a worker", some(settings.ssd_tokens, " tokens of KV")],
-    ["Service model", Object.entries(settings.service ?? {}).map(([name, value]) => `${name} ${plain(value)}`).join(", ")],
+    ["DRAM a worker", some(settings.dram_tokens, " tokens of KV")],
+    ["SSD a worker", some(settings.ssd_tokens, " tokens of KV")],
+    ["Service model", Object.entries(settings.service ?? {})
+      .map(([name, value]) => `${name} ${plain(value)}`).join(", ")],
     ["Seed", settings.seed?.toString()], ["Rate", rate && `${money(rate.gpu_hour_money, rate)} a GPU-hour`],
     ["Preheat", version], ["Command", settings.command && html("code", null, settings.command)],
   ].filter(([, value]) => value);
   return section("What was simulated", "The trace, what was done to it, and what it ran on.", ["block"],
-    html("dl", { class: "facts" }, facts.map(([name, value]) => html("div", null, html("dt", null, name), html("dd", null, value)))),
+    html("dl", { class: "facts" }, facts.map(([name, value]) =>
+      html("div", null, html("dt", null, name), html("dd", null, value)))),
     list([...(trace.rules ?? []), ...(settings.rules ?? [])]));
 }
 
@@ -286,4 +311,6 @@ function opened() {
 }
 
 document.getElementById("page").replaceChildren(...opened().filter(Boolean));
-addEventListener("beforeprint", () => document.querySelectorAll("details.words").forEach((one) => { one.open = true; }));
+addEventListener("beforeprint", () => {
+  document.querySelectorAll("details.words").forEach((one) => { one.open = true; });
+});

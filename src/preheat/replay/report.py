@@ -94,8 +94,8 @@ class HitCurve(Section, frozen=True, kw_only=True):
     """Tokens found ÷ tokens asked for."""
     gap_closed_share: float | None = None
     """Of the room between LRU and Belady; see `replay.verdict.gap_closed`."""
-    gap_closed_low: float | None = None
-    gap_closed_high: float | None = None
+    gap_closed_share_low: float | None = None
+    gap_closed_share_high: float | None = None
 
     def __post_init__(self) -> None:
         _same_length(self.policy, self.capacity_blocks, self.capacity_tokens, self.hit_token_ratio)

@@ -7,14 +7,16 @@ that of the run in which nothing happens; below zero the arm was better than tha
 
 from collections.abc import Callable, Mapping, Sequence
 from math import fsum
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 from preheat.core.routing import RoutingPolicy
+from preheat.core.spread import percentile
 from preheat.replay.fleet import Fleet, FleetSpec, Run, run
 from preheat.replay.headroom import warmth
-from preheat.replay.headroom.warmth import Arm, Warmed
+from preheat.replay.headroom.warmth import Arm, Place, Warmed
+from preheat.replay.measures import ttfts
 from preheat.replay.worker import Job
 from preheat.traces.arrival import Arrival
 
@@ -22,15 +24,19 @@ DRAM_TOKEN_S: Final = 6.6e-6
 """128 KiB a token at 20 GB/s (research: headroom, cost model)."""
 SSD_TOKEN_S: Final = 44e-6
 """At 3 GB/s."""
+OURS: Final = "ours: drained to DRAM, read on demand"
 LOST_WITHIN_S: Final = 900.0
 WINDOWS_S: Final = (60.0, 300.0, 900.0)
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What happens to whom, and how long after the event's time: (seconds, worker) each."""
+    """What happens to whom, and how long after the event's time: (seconds, worker) each. A worker
+    of that number that isn't there joins. In a `peak` nothing is lost: for five minutes requests
+    come half as fast again, and memory may be warmed for it just before."""
 
     name: str
     losses: tuple[tuple[float, int], ...]
+    kind: Literal["loss", "join", "peak"] = "loss"
 
     @property
     def span_s(self) -> float:
@@ -38,19 +44,18 @@ class Event(msgspec.Struct, frozen=True):
         return self.losses[-1][0] - self.losses[0][0]
 
 
-def one_restarts(worker: int = 0) -> Event:
-    """One worker."""
-    return Event("one restarts", ((0.0, worker),))
-
-
-def rolling(workers: int, pace_s: float = 60.0) -> Event:
-    """One after the other."""
-    return Event(f"rolling, {pace_s:g} s apart", tuple((i * pace_s, i) for i in range(workers)))
-
-
-def all_at_once(workers: int) -> Event:
-    """Power, a bad release, a switch of the model's version."""
-    return Event("all at once", tuple((0.0, i) for i in range(workers)))
+def events(workers: int, pace_s: float = 60.0) -> list[Event]:
+    """One restarts; one after the other (a rolling deploy, of which the next is up before the one
+    before it stops, so that none is missing); all at once (power, or a switch of the model's
+    version, after which nothing can be copied); one joins; a peak."""
+    everyone = range(workers)
+    made = [Event("one restarts", ((0.0, 0),))]
+    if workers > 1:
+        made.append(Event("rolling deploy", tuple((i * pace_s, i) for i in everyone)))
+        made.append(Event("all at once, version switch", tuple((0.0, i) for i in everyone)))
+    made.append(Event("one joins", ((0.0, workers),), "join"))
+    made.append(Event("peak of 1.5", tuple((0.0, i) for i in everyone), "peak"))
+    return made
 
 
 def ladder(block_tokens: int, budget_s: float = 60.0) -> dict[str, Arm]:
@@ -64,7 +69,7 @@ def ladder(block_tokens: int, budget_s: float = 60.0) -> dict[str, Arm]:
         "frequency, computed": warmth.computed(warmth.by_frequency, budget_s),
         "decayed frequency, computed": warmth.computed(warmth.by_decayed_frequency, budget_s),
         "clairvoyant, computed": warmth.computed(warmth.by_next_use, budget_s),
-        "ours: drained to DRAM, read on demand": warmth.on_demand("drained", dram_s),
+        OURS: warmth.on_demand("drained", dram_s),
     }
 
 
@@ -106,16 +111,20 @@ class Study(msgspec.Struct):
             return self._measure(event, arm_name, kept, [], at)
         fleet = Fleet(self.spec, self.policy())
         warmed: list[Warmed] = []
+
+        def happen(number: int, fill: Arm = arm) -> None:
+            warmed.append(fill(_place(fleet, number, event, kept.jobs)))
+
         for after_s, number in event.losses:
+            fleet.kernel.plan(at + after_s, happen, number)
+        arrivals = self.arrivals
+        if event.kind == "peak":
+            arrivals = _peaked(arrivals, at * self.speed, 300.0 * self.speed)
+        return self._measure(event, arm_name, self._run(fleet, arrivals), warmed, at)
 
-            def lose(worker: int, fill: Arm = arm) -> None:
-                warmed.append(fill(fleet, worker, kept.jobs))
-
-            fleet.kernel.plan(at + after_s, lose, number)
-        return self._measure(event, arm_name, self._run(fleet), warmed, at)
-
-    def _run(self, fleet: Fleet) -> Run:
-        return run(self.arrivals, self.block_tokens, fleet, speed=self.speed)
+    def _run(self, fleet: Fleet, arrivals: Sequence[Arrival] | None = None) -> Run:
+        chosen = self.arrivals if arrivals is None else arrivals
+        return run(chosen, self.block_tokens, fleet, speed=self.speed)
 
     def _measure(
         self, event: Event, arm: str, made: Run, warmed: Sequence[Warmed], at: float
@@ -124,35 +133,57 @@ class Study(msgspec.Struct):
         until = at + event.span_s + LOST_WITHIN_S
         lost_s = _prefill_s(made.jobs, at, until) - _prefill_s(kept.jobs, at, until)
         spent_s = fsum(one.spent_s for one in warmed)
-        ttfts = {window: _ttfts(made.jobs, at, at + window) for window in WINDOWS_S}
-        over = _ttfts(made.jobs, at, at + event.span_s + 300.0)
-        return Aftermath(arm, at, lost_s, spent_s, ttfts, over, _curve(made.jobs, at))
+        waits = {window: ttfts(made.jobs, at, at + window) for window in WINDOWS_S}
+        over = ttfts(made.jobs, at, at + event.span_s + 300.0)
+        return Aftermath(arm, at, lost_s, spent_s, waits, over, _curve(made.jobs, at))
+
+
+def _place(fleet: Fleet, number: int, event: Event, jobs: Sequence[Job]) -> Place:
+    """Does the event to the worker, and gives an arm what it may work with."""
+    if event.kind == "join":
+        paths = [path for worker in fleet.workers for path in worker.store.paths()]
+        if number == len(fleet.workers):
+            fleet.add()
+        return Place(fleet, number, paths, jobs)
+    store = fleet.workers[number].store
+    paths = store.paths()
+    if event.kind == "loss":
+        store.flush()
+    return Place(fleet, number, paths, [job for job in jobs if job.worker == number])
+
+
+def _peaked(arrivals: Sequence[Arrival], at: float, span_s: float) -> list[Arrival]:
+    """What would come in 1.5 spans after `at` comes in one, and all after it that much earlier."""
+    factor = 1.5
+    moved = []
+    for one in arrivals:
+        after = one.at - at
+        if after > 0:
+            sooner = at + (
+                after / factor if after < factor * span_s else after - (factor - 1) * span_s
+            )
+            moved.append(msgspec.structs.replace(one, at=sooner))
+        else:
+            moved.append(one)
+    return moved
 
 
 def _prefill_s(jobs: Sequence[Job], start: float, end: float) -> float:
     return fsum(job.computed_s for job in jobs if start <= job.arrived_at < end)
 
 
-def _ttfts(jobs: Sequence[Job], start: float, end: float) -> list[float]:
-    return [
-        job.first_at - job.arrived_at
-        for job in jobs
-        if job.first_at is not None and start <= job.arrived_at < end
-    ]
-
-
 def _curve(jobs: Sequence[Job], at: float) -> list[tuple[float, float, float]]:
     curve = []
     for minute in range(-5, 16):
         start = at + 60.0 * minute
-        ttfts = sorted(_ttfts(jobs, start, start + 60.0))
+        waits = sorted(ttfts(jobs, start, start + 60.0))
         asked = found = 0
         for job in jobs:
             if start <= job.arrived_at < start + 60.0:
                 asked += job.input_tokens
                 found += job.cached_tokens
-        if ttfts:
-            p95 = ttfts[min(len(ttfts) - 1, int(0.95 * len(ttfts)))]
+        if waits:
+            p95 = percentile(waits, 95)
             curve.append((float(minute), p95, found / max(1, asked)))
     return curve
 

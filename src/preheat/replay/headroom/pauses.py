@@ -55,7 +55,7 @@ class Kept(msgspec.Struct, frozen=True):
     """Requests that came back to a prefix of which something was gone from memory."""
 
 
-def arms(block_tokens: int, session_tokens: int, open_sessions: float) -> Iterator[Arm]:
+def arms(block_tokens: int, open_sessions: float) -> Iterator[Arm]:
     """All of them. The tier of 192 k tokens a session is the one whose bar the product sets itself;
     the others are endless."""
     dram_s, ssd_s = DRAM_TOKEN_S * block_tokens, SSD_TOKEN_S * block_tokens

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from preheat.core.costs import ServiceModel
+from preheat.core.prefix import PrefixStore
 from preheat.replay.fleet import Fleet
 from preheat.replay.tiers import Tier, TierSpec
 from preheat.replay.worker import Job
@@ -30,81 +31,82 @@ class Warmed(msgspec.Struct):
     blocks: int = 0
 
 
-Arm = Callable[[Fleet, int, Sequence[Job]], Warmed]
-"""Fills worker `number` of the fleet, now; told of the jobs of the undisturbed run, to rank by."""
+class Place(msgspec.Struct, frozen=True):
+    """Where an arm works: a worker whose memory has just been lost (or that has just come, or
+    before a peak), the prefixes that were there (or that others have), the one used last first,
+    and the jobs of the undisturbed run to rank by."""
+
+    fleet: Fleet
+    number: int
+    paths: Sequence[Sequence[int]]
+    jobs: Sequence[Job]
+
+    @property
+    def store(self) -> PrefixStore:
+        """The memory to be filled."""
+        return self.fleet.workers[self.number].store
 
 
-def nothing(fleet: Fleet, number: int, jobs: Sequence[Job]) -> Warmed:
-    """Memory is lost."""
-    fleet.workers[number].store.flush()
+Arm = Callable[[Place], Warmed]
+
+
+def nothing(place: Place) -> Warmed:
+    """It fills by itself."""
     return Warmed()
 
 
 def restored(block_s: float) -> Arm:
     """What was there comes back in the background, newest first, at so many seconds a block."""
-
-    def fill(fleet: Fleet, number: int, jobs: Sequence[Job]) -> Warmed:
-        worker = fleet.workers[number]
-        paths = worker.store.paths()
-        worker.store.flush()
-        return refill(fleet, number, paths, block_s)
-
-    return fill
+    return lambda place: _refill(place, block_s)
 
 
 def on_demand(tier: str, block_s: float) -> Arm:
     """What was there is in a tier that outlives the restart: read when it is asked for, and what
     isn't comes back in the background as well, newest first."""
 
-    def fill(fleet: Fleet, number: int, jobs: Sequence[Job]) -> Warmed:
-        worker = fleet.workers[number]
-        paths = worker.store.paths()
-        worker.store.flush()
-        copy = Tier(TierSpec(tier, worker.store.capacity_blocks, block_s, is_copy=True))
-        for path in reversed(paths):
-            copy.put(block for block in reversed(path) if block not in worker.store)
-        worker.tiers.all.insert(0, copy)
-        return refill(fleet, number, paths, block_s, copy)
+    def fill(place: Place) -> Warmed:
+        capacity = place.store.capacity_blocks
+        copy = Tier(TierSpec(tier, capacity, block_s, is_copy=True))
+        for path in reversed(place.paths):
+            copy.put(block for block in reversed(path) if block not in place.store)
+        place.fleet.workers[place.number].tiers.all.insert(0, copy)
+        return _refill(place, block_s, copy)
 
     return fill
 
 
 def computed(ranking: "Ranking", budget_s: float) -> Arm:
-    """What the ranking names first is computed beforehand, within so many seconds of a GPU."""
+    """What the ranking names first is computed beforehand, within so many seconds of a GPU. It
+    pushes out what is older, if there is no room."""
 
-    def fill(fleet: Fleet, number: int, jobs: Sequence[Job]) -> Warmed:
-        now, spec = fleet.kernel.now, fleet.spec
-        scores = ranking([job for job in jobs if job.worker == number], now)
-        fleet.workers[number].store.flush()
-        paths = _paths(jobs, scores)
+    def fill(place: Place) -> Warmed:
+        now, spec = place.fleet.kernel.now, place.fleet.spec
+        scores = ranking(place.jobs, now)
+        paths = _paths(place.jobs, scores)
         warmed = Warmed()
         for block in sorted(scores, key=lambda one: (-scores[one], len(paths[one]), one)):
             path = paths[block]
             cost_s = block_cost_s(spec.service, spec.worker.block_tokens, len(path) - 1)
-            if warmed.spent_s + cost_s > budget_s:
+            if warmed.spent_s + cost_s > budget_s or warmed.blocks >= place.store.capacity_blocks:
                 break
-            if fleet.workers[number].store.put(path, now):
+            if place.store.overlap(path) < len(path) and place.store.take(path, 0, now):
+                place.store.release(path, 0, now)
                 warmed.spent_s += cost_s
                 warmed.blocks += 1
+        place.store.evicted.clear()
         return warmed
 
     return fill
 
 
-def refill(
-    fleet: Fleet,
-    number: int,
-    paths: Sequence[Sequence[int]],
-    block_s: float,
-    copy: Tier | None = None,
-) -> Warmed:
-    """Bring these prefixes in one after the other, as far as there is room."""
-    worker, warmed = fleet.workers[number], Warmed()
-    waiting = iter(paths)
+def _refill(place: Place, block_s: float, copy: Tier | None = None) -> Warmed:
+    """Bring the prefixes in one after the other, as far as there is room."""
+    store, kernel, warmed = place.store, place.fleet.kernel, Warmed()
+    waiting = iter(place.paths)
 
     def bring(path: Sequence[int]) -> None:
-        here = worker.store.overlap(path)
-        came = worker.store.put(path, fleet.kernel.now)
+        here = store.overlap(path)
+        came = store.put(path, kernel.now)
         if copy is not None:
             copy.remove(path[here : here + came])
         warmed.blocks += came
@@ -112,9 +114,9 @@ def refill(
 
     def plan() -> None:
         for path in waiting:
-            missing = len(path) - worker.store.overlap(path)
-            if missing and worker.store.free_blocks:
-                fleet.kernel.plan(fleet.kernel.now + missing * block_s, bring, path)
+            missing = len(path) - store.overlap(path)
+            if missing and store.free_blocks:
+                kernel.plan(kernel.now + missing * block_s, bring, path)
                 return
 
     plan()

@@ -1,0 +1,167 @@
+"""How much each lever could save at most on a trace, before any policy: tables, in seconds.
+
+    preheat headroom conversation.jsonl.gz
+    preheat headroom sessions.jsonl.gz --open-sessions 20 --part pauses
+    preheat headroom log/ --workers 4 --worker-tokens 500000 --json > headroom.json
+
+TRACE is a file or folder of any format that `preheat replay` reads. Parts: capacity (hits by the
+size of one memory), pauses (sessions that wait, return and end), trunks (first requests), events
+(restarts, deploys, machines that join, peaks; each arm from nothing to the clairvoyant), routing
+(every rule), residency (traces of keys: which model stays loaded). Small is said to be small.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from preheat.replay.report import Table
+
+_LINE_S = 0.3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("trace", nargs="+", type=Path, metavar="TRACE")
+    parser.add_argument(
+        "--part", action="append", default=[], metavar="NAME", help="only this part; repeatable"
+    )
+    parser.add_argument(
+        "--format", metavar="NAME", help="the trace's format, if it isn't recognised"
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all that is drawn (1)")
+    fleet = parser.add_argument_group("what it runs on")
+    fleet.add_argument("--workers", type=_count, default=8, metavar="N", help="of the fleet (8)")
+    fleet.add_argument(
+        "--worker-tokens", type=_sizes, metavar="N,N", help="KV of each worker (1000000,3000000)"
+    )
+    fleet.add_argument(
+        "--alone-tokens",
+        type=_sizes,
+        metavar="N,N",
+        help="KV of a worker alone (1, 3 and 10 million)",
+    )
+    fleet.add_argument(
+        "--session-tokens",
+        type=_sizes,
+        metavar="N,N",
+        help="KV for each open session (16000 to 256000)",
+    )
+    fleet.add_argument(
+        "--decodes",
+        action="store_true",
+        help="continuous batching with decoding, not prefill alone",
+    )
+    sessions = parser.add_argument_group("traces of sessions without a calendar")
+    sessions.add_argument(
+        "--open-sessions",
+        type=float,
+        metavar="S",
+        help="draw sessions so that S are open in the mean",
+    )
+    sessions.add_argument(
+        "--hours", type=float, default=30.0, help="of the calendar (30; 6 not counted)"
+    )
+    events = parser.add_argument_group("events")
+    events.add_argument("--switches", type=_count, default=6, metavar="N", help="moments tried (6)")
+    events.add_argument(
+        "--budget-s", type=float, default=60.0, metavar="S", help="computed beforehand (60)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the tables as they are made."""
+    from preheat.core.costs import DECODING, ServiceModel
+    from preheat.replay import report
+    from preheat.replay.headroom.study import study
+    from preheat.replay.headroom.wanted import Wanted
+    from preheat.traces.reading import read
+    from preheat.traces.rules import Rules
+
+    drawn = options.open_sessions is not None
+    rules = Rules(
+        seed=options.seed,
+        sessions="drawn" if drawn else "once",
+        open_sessions=options.open_sessions or 20.0,
+        hours=options.hours,
+    )
+    trace = read(options.trace, format=options.format, rules=rules)
+    defaults = Wanted()
+    wanted = Wanted(
+        workers=options.workers,
+        worker_tokens=options.worker_tokens or defaults.worker_tokens,
+        alone_tokens=options.alone_tokens or defaults.alone_tokens,
+        session_tokens=options.session_tokens or defaults.session_tokens,
+        open_sessions=options.open_sessions,
+        uncounted_s=min(defaults.uncounted_s, 0.2 * options.hours * 3_600.0),
+        switches=options.switches,
+        budget_s=options.budget_s,
+        decodes=options.decodes,
+        service=DECODING if options.decodes else ServiceModel(),
+    )
+    tables = []
+    for table in study(trace, wanted, _Line().tell, options.part):
+        tables.append(table)
+        if not options.json:
+            print(f"\n{text_of(table)}", flush=True)
+    if options.json:
+        sys.stdout.buffer.write(report.encode(report.Report(headroom=tuple(tables))) + b"\n")
+    return 0
+
+
+def text_of(table: "Table") -> str:
+    """A table as plain text: the first column to the left, numbers to the right."""
+    rows = [[_cell(cell) for cell in row] for row in table.rows]
+    widths = [
+        max(len(row[i]) for row in [list(table.columns), *rows]) for i in range(len(table.columns))
+    ]
+    lines = [table.title, *([table.note] if table.note else ())]
+    for row in [list(table.columns), *rows]:
+        first, *others = zip(row, widths, strict=True)
+        lines.append("  ".join([first[0].ljust(first[1]), *(text.rjust(w) for text, w in others)]))
+    return "\n".join([*lines, *([table.verdict] if table.verdict else ())])
+
+
+def _cell(cell: str | float | int | None) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, str | int):
+        return str(cell)
+    if abs(cell) >= 100:
+        return f"{cell:,.0f}"
+    return f"{cell:.3f}" if abs(cell) < 1 else f"{cell:.2f}"
+
+
+class _Line:
+    """How far it is, on standard error: in place on a terminal, else a line every few seconds."""
+
+    def __init__(self) -> None:
+        self._is_live = sys.stderr.isatty()
+        self._started_at = self._shown_at = monotonic()
+
+    def tell(self, text: str) -> None:
+        now = monotonic()
+        if now - self._shown_at < (_LINE_S if self._is_live else 10.0):
+            return
+        self._shown_at = now
+        start, end = ("\r\x1b[K", "") if self._is_live else ("", "\n")
+        print(
+            f"{start}{now - self._started_at:6.0f} s  {text}", end=end, file=sys.stderr, flush=True
+        )
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    sizes = tuple(int(float(part)) for part in text.split(","))
+    if min(sizes) < 1:
+        raise argparse.ArgumentTypeError("sizes must be above 0")
+    return sizes

@@ -1,0 +1,142 @@
+"""Tables of restarts, deploys, machines that join, and peaks."""
+
+from collections.abc import Iterator, Sequence
+from math import fsum
+from typing import Final
+
+from preheat.core.spread import Spread, spread_of
+from preheat.replay.fleet import FleetSpec
+from preheat.replay.headroom.events import (
+    OURS,
+    Aftermath,
+    Event,
+    Study,
+    events,
+    ladder,
+    speed_for,
+)
+from preheat.replay.headroom.fleets import fleet_of, reference
+from preheat.replay.headroom.pauses import DAY_S
+from preheat.replay.headroom.wanted import Progress, Wanted
+from preheat.replay.report import Table
+from preheat.traces.arrival import Arrival, Trace
+
+EVENTS_A_DAY: Final = (1, 4, 20)
+KEPT: Final = "kept: nothing happens"
+
+
+def aftermaths(trace: Trace, wanted: Wanted, progress: Progress) -> Iterator[Table]:
+    """Every event on a single worker of each size, and on the fleet: one table an event."""
+    fleets = [(1, tokens) for tokens in wanted.alone_tokens]
+    fleets += [(wanted.workers, tokens) for tokens in wanted.worker_tokens]
+    for workers, tokens in fleets:
+        spec = fleet_of(wanted, trace, workers, tokens)
+        speeds = {}
+        for load in wanted.loads:
+            progress(f"{workers} x {tokens / 1e6:g} M: the speed for load {load:g}")
+            speeds[load] = speed_for(trace.arrivals, trace.block_tokens, spec, reference, load)
+        for event in events(workers):
+            if workers == 1 and event.kind == "join":
+                continue  # what one that joins a single one does is mostly halving its load
+            yield _event_table(trace, wanted, spec, event, speeds, progress)
+
+
+def _event_table(
+    trace: Trace,
+    wanted: Wanted,
+    spec: FleetSpec,
+    event: Event,
+    speeds: dict[float, float],
+    progress: Progress,
+) -> Table:
+    name = f"{spec.workers} x {spec.worker.capacity_blocks * trace.block_tokens / 1e6:.0f} M"
+    rows = []
+    by_arm: dict[str, list[list[Aftermath]]] = {}
+    day_s = 0.0
+    for load, speed in speeds.items():
+        for study, at in _studies(trace, wanted, spec, speed):
+            kept = study.undisturbed()
+            day_s += fsum(job.computed_s for job in kept.jobs) / max(1.0, kept.ended_at) * DAY_S
+            for arm_name, arm in (
+                (KEPT, None),
+                *ladder(trace.block_tokens, wanted.budget_s).items(),
+            ):
+                progress(f"{name}, {event.name}, load {load:g}, at {at:,.0f} s: {arm_name}")
+                made = study.aftermath(event, arm_name, arm, at)
+                by_arm.setdefault(arm_name, [[] for _ in speeds])[list(speeds).index(load)].append(
+                    made
+                )
+    day_s /= max(1, len(speeds) * wanted.switches)
+    lost_nothing = _mean([one.lost_s for one in by_arm["nothing"][0]])
+    for arm_name, loads in by_arm.items():
+        first, last = loads[0], loads[-1]
+        lost, spent = _mean([one.lost_s for one in first]), _mean([one.spent_s for one in first])
+        rows.append(
+            (
+                arm_name,
+                lost,
+                spent,
+                (lost_nothing - lost) / spent if spent else None,
+                *((lost * times / day_s) for times in EVENTS_A_DAY),
+                _pooled(last, 60.0).p95,
+                _pooled(last, 300.0).p95,
+                _pooled(last, 900.0).p99,
+                spread_of([wait for one in last for wait in one.until_over_s]).p95,
+            )
+        )
+    low, high = wanted.loads[0], wanted.loads[-1]
+    return Table(
+        title=f"{event.name}: {name} tokens",
+        note=(
+            f"GPU-seconds of prefill lost and spent an event at load {low:g}; TTFT at {high:g}. A"
+            " payback above a price of now by then pays: at equal prices above 1."
+        ),
+        columns=(
+            "arm",
+            "lost s",
+            "spent s",
+            "payback",
+            *(f"of a day's, {times} a day" for times in EVENTS_A_DAY),
+            "p95 s, first minute",
+            "p95 s, 5 min",
+            "p99 s, 15 min",
+            "p95 s, to 5 min after",
+        ),
+        rows=tuple(rows),
+        verdict=_dent(by_arm),
+    )
+
+
+def _studies(
+    trace: Trace, wanted: Wanted, spec: FleetSpec, speed: float
+) -> Iterator[tuple[Study, float]]:
+    """A study for each switch time, of the part of the trace around it."""
+    start = wanted.uncounted_s / speed if wanted.open_sessions else 0.0
+    span_s = trace.arrivals[-1].at / speed - start
+    for number in range(wanted.switches):
+        at = start + span_s * (0.3 + 0.5 * number / max(1, wanted.switches - 1))
+        part: list[Arrival] = [
+            one
+            for one in trace.arrivals
+            if at - wanted.warm_s <= one.at / speed <= at + 60.0 * spec.workers + 900.0
+        ]
+        yield Study(part, trace.block_tokens, spec, reference, speed), at
+
+
+def _dent(by_arm: dict[str, list[list[Aftermath]]]) -> str:
+    kept = _pooled(by_arm[KEPT][-1], 300.0).p95 or 0.0
+    nothing = _pooled(by_arm["nothing"][-1], 300.0).p95 or 0.0
+    ours = _pooled(by_arm[OURS][-1], 300.0).p95 or 0.0
+    if not kept:
+        return ""
+    return (
+        f"p95 of five minutes: {nothing / kept:.2f} x kept with nothing, {ours / kept:.2f} x ours"
+    )
+
+
+def _pooled(made: Sequence[Aftermath], window_s: float) -> Spread:
+    return spread_of([wait for one in made for wait in one.ttfts_s[window_s]])
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return fsum(numbers) / max(1, len(numbers))

@@ -1,0 +1,76 @@
+"""What a run through a fleet comes to, in the numbers every report speaks in."""
+
+from collections.abc import Sequence
+from math import fsum
+
+import msgspec
+
+from preheat.core.spread import Spread, spread_of
+from preheat.replay.fleet import Run
+from preheat.replay.worker import Job
+
+
+class Measures(msgspec.Struct, frozen=True):
+    """One run. Seconds are GPU-seconds of prefill but for TTFTs. `prefill_share`: of what it
+    would be without any cache. `hit_token_ratio`: prompt tokens found, in memory or in a tier, of all. `work_max_mean_ratio`: the
+    busiest worker's prefill by the mean one's. `goodput_per_s`: requests a second whose first
+    token came within the target."""
+
+    requests: int
+    refused: int
+    preempted: int
+    prefill_s: float
+    prefill_share: float
+    hit_token_ratio: float
+    work_max_mean_ratio: float
+    utilisation: float
+    ttft: Spread
+    service_ttft: Spread
+    goodput_per_s: float
+    goodput_share: float
+
+
+def measures_of(
+    made: Run,
+    workers: int,
+    *,
+    slo_ttft_s: float = 2.0,
+    start: float = 0.0,
+    end: float = float("inf"),
+) -> Measures:
+    """Of the requests that came between `start` and `end`."""
+    chosen = [job for job in made.jobs if start <= job.arrived_at < end]
+    done = [job for job in chosen if job.first_at is not None]
+    work = [0.0] * workers
+    for job in done:
+        work[job.worker] += job.computed_s
+    prefill_s = fsum(work)
+    asked = sum(job.input_tokens for job in done)
+    waits = ttfts(done)
+    good = sum(wait <= slo_ttft_s for wait in waits)
+    last = min(end, max((job.arrived_at for job in chosen), default=start))
+    first = min((job.arrived_at for job in chosen), default=start)
+    span_s = max(1e-9, last - first)
+    return Measures(
+        requests=len(chosen),
+        refused=sum(job.refused for job in chosen),
+        preempted=sum(job.preempted for job in chosen),
+        prefill_s=prefill_s,
+        prefill_share=prefill_s / max(1e-9, fsum(made.no_cache_s[job.number] for job in done)),
+        hit_token_ratio=sum(job.cached_tokens for job in done) / max(1, asked),
+        work_max_mean_ratio=max(work, default=0.0) * workers / max(1e-9, prefill_s),
+        utilisation=prefill_s / workers / span_s,
+        ttft=spread_of(waits),
+        service_ttft=spread_of([job.load_s + job.computed_s for job in done]),
+        goodput_per_s=good / span_s,
+        goodput_share=good / max(1, len(chosen)),
+    )
+
+
+def ttfts(jobs: Sequence[Job], start: float = 0.0, end: float = float("inf")) -> list[float]:
+    """Waits for the first token, of the requests that came between `start` and `end`."""
+    return [
+        job.first_at - job.arrived_at
+        for job in jobs
+        if job.first_at is not None and start <= job.arrived_at < end
+    ]

@@ -250,7 +250,7 @@ function stakes({ headroom }) {
 
 function added({ ablation: { measure, unit, mechanisms } }) {
   return section("What each mechanism adds", `${measure}.`, ["ablation", "interval"],
-    bars(mechanisms.map((one) => bar(one, "added", or((value) => `${plain(value)} ${unit ?? ""}`)))));
+    bars(mechanisms.map((one) => ({ ...bar(one, "added", plain), text: `${plain(one.added)} ${unit ?? ""}` }))));
 }
 
 function price({ price: { curves, notes } }) {

@@ -62,6 +62,12 @@ def _drawn(sessions: Sequence[Session], reading: Reading) -> list[Arrival]:
         raise TraceError("these sessions have no length, so none can be drawn: use sessions='once'")
     rate = rules.open_sessions / mean_s
     end_s = rules.hours * _HOUR_S
+    expected = rate * end_s * fmean(len(session.arrivals) for session in cut)
+    if expected > rules.most_requests:
+        raise TraceError(
+            f"this calendar has some {round(expected):,} requests, above most_requests "
+            f"({rules.most_requests:,}): take fewer hours or open_sessions"
+        )
     trunks = _trunks(cut, rules)
     templates = [_Template(session, trunks) for session in cut]
     numbers = _Counter(len(trunks))
@@ -72,11 +78,6 @@ def _drawn(sessions: Sequence[Session], reading: Reading) -> list[Arrival]:
     while at < end_s:
         arrivals += chance.choice(templates).draw(at, end_s, draws, numbers)
         draws += 1
-        if len(arrivals) > rules.most_requests:
-            raise TraceError(
-                f"this calendar has more than most_requests ({rules.most_requests:,}): take fewer "
-                "hours or open_sessions"
-            )
         at += chance.expovariate(rate)
     reading.tell(
         f"{draws} sessions are drawn from {len(sessions)}, evenly and with replacement, beginning as "

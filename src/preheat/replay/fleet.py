@@ -1,13 +1,13 @@
 """Workers behind a router, in simulated time: a trace goes in, and what came of each request out."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from preheat.core.costs import ServiceModel
 from preheat.core.prefix import LeafLru, LeafOrder, PrefixStore
 from preheat.core.routing import Candidate, Placing, RoutingPolicy
+from preheat.replay.clients import Clients, Loop
 from preheat.replay.kernel import Kernel
 from preheat.replay.tiers import Tiers
 from preheat.replay.worker import Job, Worker, WorkerSpec
@@ -157,60 +157,40 @@ class Fleet:
             self._route(job)
 
 
+def job_of(number: int, one: Arrival, block_tokens: int, kind: int = 0) -> Job:
+    """An arrival as its worker sees it: of its blocks, those that are full."""
+    tokens = max(1, one.input_tokens)
+    return Job(
+        number, one.at, one.blocks[: tokens // block_tokens], tokens, one.output_tokens, kind
+    )
+
+
 def run(
     arrivals: Sequence[Arrival],
     block_tokens: int,
     fleet: Fleet,
     *,
-    clients: Literal["open", "closed"] = "open",
+    loop: Loop = "open",
     speed: float = 1.0,
-    kinds: Mapping[int, int] | None = None,
-    progress: Callable[[int], None] | None = None,
+    kinds: Sequence[int] | None = None,
 ) -> Run:
-    """The whole trace through the fleet, `speed` times as fast as it was.
-
-    Open: requests come when the trace says. Closed: a session's next one comes its thinking time
-    (else the trace's gap) after the answer to the one before; thinking isn't made faster.
-    """
+    """The whole trace through the fleet; see `Clients` for `loop` and `speed`. `kinds` are the
+    classes of `Traits.kind`, one for each arrival."""
     kernel, service = fleet.kernel, fleet.spec.service
-    jobs: list[Job] = []
-    no_cache_s: list[float] = []
-    for number, one in enumerate(arrivals):
-        full = one.input_tokens // block_tokens
-        kind = kinds[number] if kinds is not None else 0
-        at = one.at / speed
-        jobs.append(Job(number, at, one.blocks[:full], one.input_tokens, one.output_tokens, kind))
-        no_cache_s.append(service.prefill_s(one.input_tokens))
-    following = _following(arrivals) if clients == "closed" else {}
+    jobs = [
+        job_of(number, one, block_tokens, kinds[number] if kinds is not None else 0)
+        for number, one in enumerate(arrivals)
+    ]
 
-    def arrive(job: Job) -> None:
+    def send(number: int) -> None:
+        job = jobs[number]
         job.arrived_at = kernel.now
-        if progress is not None:
-            progress(job.number)
-        fleet.send(job, arrivals[job.number].session, ended if clients == "closed" else None)
+        fleet.send(job, arrivals[number].session, answered)
 
-    def ended(job: Job) -> None:
-        number = following.get(job.number)
-        if number is not None:
-            one, before = arrivals[number], arrivals[job.number]
-            wait_s = one.think_s if one.think_s >= 0 else (one.at - before.at) / speed
-            kernel.plan(kernel.now + wait_s, arrive, jobs[number])
+    def answered(job: Job) -> None:
+        clients.answered(job.number)
 
-    later = set(following.values())
-    for job in jobs:
-        if job.number not in later:
-            kernel.plan(job.arrived_at, arrive, job)
+    clients = Clients(arrivals, kernel, send, loop=loop, speed=speed)
+    clients.start()
     kernel.run()
-    return Run(jobs, no_cache_s, kernel.now)
-
-
-def _following(arrivals: Sequence[Arrival]) -> dict[int, int]:
-    """For each arrival of a session the one after it."""
-    last: dict[str, int] = {}
-    following: dict[int, int] = {}
-    for number, one in enumerate(arrivals):
-        if one.session:
-            if one.session in last:
-                following[last[one.session]] = number
-            last[one.session] = number
-    return following
+    return Run(jobs, [service.prefill_s(job.input_tokens) for job in jobs], kernel.now)

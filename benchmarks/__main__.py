@@ -11,7 +11,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from benchmarks import crash, entry_memory, hit_path, miss_path, request_log, soak, stampede
+from benchmarks import (
+    closure,
+    crash,
+    entry_memory,
+    hit_path,
+    miss_path,
+    request_log,
+    soak,
+    stampede,
+)
 from benchmarks.report import BenchmarkError, Progress, Result, figures_table, machine
 
 
@@ -28,6 +37,7 @@ class Benchmark(Protocol):
 
 
 BENCHMARKS: dict[str, Benchmark] = {
+    "closure": closure,
     "crash": crash,
     "entry_memory": entry_memory,
     "hit_path": hit_path,

@@ -1,0 +1,106 @@
+"""A service model is found again in the times of simulated servers, alone and in company."""
+
+import random
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from preheat.core.costs import ServiceModel
+from preheat.errors import ConfigError
+from preheat.replay.fitting import Served, fit
+from preheat.replay.kernel import Kernel
+from preheat.replay.llamacpp import Prompt, Server, ServerSpec
+
+TRUE = ServiceModel(token_s=5e-3, attention_s=2e-6, step_s=8e-3, sequence_s=3e-3, context_s=1e-5)
+BATCH = 128
+
+
+def nothing_shared(held: Prompt, prompt: Prompt) -> int:
+    return 0
+
+
+def served(gap_s: float, *, count: int = 150, slots: int = 4) -> list[Served]:
+    """What a server's log would say of random requests, one about every `gap_s`."""
+    chance, kernel, ended = random.Random(5), Kernel(), list[Prompt]()
+    spec = ServerSpec(slots=slots, batch_tokens=BATCH, cache_bytes=0)
+    server = Server(spec, TRUE, kernel, nothing_shared, ended.append)
+    at = 0.0
+    for number in range(count):
+        at += chance.expovariate(1 / gap_s)
+        prompt = Prompt(number, at, chance.randrange(2, 1500), chance.randrange(1, 60))
+        kernel.plan(at, server.submit, prompt)
+    kernel.run()
+    return [logged(one) for one in ended]
+
+
+def logged(one: Prompt) -> Served:
+    ttft_s, service_s = one.first_at - one.arrived_at, one.ended_at - one.arrived_at
+    tokens = one.input_tokens, one.cached_tokens, one.output_tokens
+    return Served("w", one.arrived_at, ttft_s, service_s, *tokens)
+
+
+def test_without_company_prices_are_exact() -> None:
+    found = fit(served(1e4), batch_tokens=BATCH)
+    assert found.model.token_s == pytest.approx(TRUE.token_s, rel=1e-3)
+    assert found.model.attention_s == pytest.approx(TRUE.attention_s, rel=1e-3)
+    assert found.model.context_s == pytest.approx(TRUE.context_s, rel=0.01)
+    # A step has one sequence here: its price and the step's can't be told apart in decoding.
+    together_s = found.model.step_s + found.model.sequence_s
+    assert together_s == pytest.approx(TRUE.step_s + TRUE.sequence_s, rel=0.01)
+    assert found.ttft.p99 < 0.02
+    assert found.decode.p99 < 0.02
+    assert found.requests == 150
+
+
+def test_in_company_they_are_near() -> None:
+    rows = served(7.0)  # seven tenths of the time there is work
+    crowded = sum(
+        any(
+            other.asked_at < one.ended_at and other.ended_at > one.asked_at
+            for other in rows
+            if other is not one
+        )
+        for one in rows
+    )
+    assert crowded > 0.5 * len(rows)
+    found = fit(rows, batch_tokens=BATCH).model
+    assert found.prefill_s(1000) == pytest.approx(TRUE.prefill_s(1000), rel=0.05)
+    assert found.decode_s(30, 500) == pytest.approx(TRUE.decode_s(30, 500), rel=0.1)
+
+
+def test_to_take_company_into_account_is_better_than_not_to() -> None:
+    rows = served(7.0)
+    apart = [Served(f"{n}", *one_of(row)) for n, row in enumerate(rows)]  # as if nobody shared
+    true_s = TRUE.prefill_s(1000)
+    with_others_s = fit(rows, batch_tokens=BATCH).model.prefill_s(1000)
+    without_s = fit(apart, batch_tokens=BATCH).model.prefill_s(1000)
+    assert abs(with_others_s - true_s) < 0.5 * abs(without_s - true_s)
+
+
+def one_of(row: Served) -> Sequence[Any]:
+    return [getattr(row, name) for name in Served.__struct_fields__ if name != "worker"]
+
+
+def test_rare_slow_moments_are_in_the_total() -> None:
+    chance = random.Random(1)
+    rows = []
+    for number in range(2000):
+        tokens = chance.randrange(10, 1500)
+        slow = 6.0 if chance.random() < 0.1 else 1.0
+        ttft_s = slow * tokens * 1e-3
+        rows.append(Served("w", 1e4 * number, ttft_s, ttft_s, tokens, 0, 1))
+    model = fit(rows).model
+    expected_s = fmean(model.step_s + model.prefill_s(row.input_tokens) for row in rows)
+    assert expected_s == pytest.approx(fmean(row.ttft_s for row in rows), rel=0.03)
+
+
+def test_a_short_log_is_refused_with_a_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"at least 10 answered .* here are 9; take a longer log"):
+        fit(served(1e4)[:9])
+
+
+def test_it_says_its_error() -> None:
+    text = str(fit(served(1e4), batch_tokens=BATCH))
+    assert text.startswith("150 requests; error as a share, p50 / p90 / p99\nfirst token: 0.00")

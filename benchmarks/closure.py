@@ -28,7 +28,7 @@ import importlib.metadata
 import secrets
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -36,7 +36,7 @@ import msgspec
 
 from benchmarks import closure_live
 from benchmarks.closure_live import Clients, Engine, Pace
-from benchmarks.closure_replay import Asked, Replay, learned
+from benchmarks.closure_replay import Asked, Learned, Replay, learned
 from benchmarks.process import Others, two_cores
 from benchmarks.report import BenchmarkError, Progress, Result
 from preheat.core.costs import ServiceModel
@@ -181,10 +181,10 @@ def figures(
     began_us = rows[0].at_us
     asked = [Asked.of(row, began_us) for row in rows]
     split_at = live.split_at - began_us / 1e6
-    known = learned([one for one in asked if one.at + one.service_s < split_at], spec)
+    known = _learned(rows, asked, spec, lambda one: one.at + one.service_s < split_at)
     progress.say(str(known.service))
     progress.say(str(known.service.model))
-    later = learned([one for one in asked if one.at >= split_at], spec)
+    later = _learned(rows, asked, spec, lambda one: one.at >= split_at)
     workers = sorted({one.worker for one in asked if one.worker})
     placed = [workers.index(one.worker) if one.worker else 0 for one in asked]
     free = Replay(asked, known, spec, split_at=split_at)
@@ -211,6 +211,16 @@ def figures(
         "busy_share": live.busy_share,
         "others_share": live.others_share,
     }
+
+
+def _learned(
+    rows: Sequence[Logged],
+    asked: Sequence[Asked],
+    spec: ServerSpec,
+    wanted: Callable[[Asked], bool],
+) -> Learned:
+    both = [(row, one) for row, one in zip(rows, asked, strict=True) if wanted(one)]
+    return learned([row for row, _ in both], [one for _, one in both], spec)
 
 
 def _seen(asked: Sequence[Asked], split_at: float, prefill_s: float) -> Told:

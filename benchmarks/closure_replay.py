@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from preheat.replay.fitting import Fitted, Served, fit
+from preheat.replay.fitting import Fitted, fit, served_of
 from preheat.replay.kernel import Kernel
 from preheat.replay.llamacpp import Prompt, Server, ServerSpec, TextOverlap, seams_of
 from preheat.traces.own import Logged
@@ -82,28 +82,16 @@ class Learned(msgspec.Struct, frozen=True):
     overlap: TextOverlap
 
 
-def learned(asked: Sequence[Asked], spec: ServerSpec) -> Learned:
+def learned(rows: Sequence[Logged], asked: Sequence[Asked], spec: ServerSpec) -> Learned:
     """From the requests that an engine answered."""
     forwards = [one for one in asked if one.layer == "forward"]
-    served = [
-        Served(
-            one.worker,
-            one.at,
-            one.ttft_s,
-            one.service_s,
-            one.input_tokens,
-            one.cached_tokens,
-            one.output_tokens,
-        )
-        for one in forwards
-    ]
     prompts = []
     for number, one in enumerate(forwards):
         prompt = one.prompt(number)
         prompt.cached_tokens = one.cached_tokens
         prompts.append(prompt)
     return Learned(
-        fit(served, batch_tokens=spec.batch_tokens), TextOverlap(seams=seams_of(prompts))
+        fit(served_of(rows), batch_tokens=spec.batch_tokens), TextOverlap(seams=seams_of(prompts))
     )
 
 

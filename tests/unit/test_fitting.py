@@ -3,13 +3,13 @@
 import random
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from preheat.core.costs import ServiceModel
+from preheat.core.costs import ServiceModel, Timing
 from preheat.errors import ConfigError
-from preheat.replay.fitting import Served, fit
+from preheat.replay.fitting import Served, fit, fit_points, served_of
 from preheat.replay.kernel import Kernel
 from preheat.replay.llamacpp import Prompt, Server, ServerSpec
 
@@ -104,3 +104,46 @@ def test_a_short_log_is_refused_with_a_remedy() -> None:
 def test_it_says_its_error() -> None:
     text = str(fit(served(1e4), batch_tokens=BATCH))
     assert text.startswith("150 requests; error as a share, p50 / p90 / p99\nfirst token: 0.00")
+
+
+def test_points_that_were_measured_one_by_one_do_as_well() -> None:
+    chance, points = random.Random(2), []
+    for _ in range(40):
+        new, context = chance.randrange(1, 3000), chance.randrange(3000)
+        out, sequences = chance.randrange(1, 50), chance.randrange(1, 9)
+        ttft_s = TRUE.step_s + TRUE.prefill_s(new, context)
+        decode_s = TRUE.decode_s(out - 1, new + context + 1, sequences)
+        points.append(Timing(new, context, out, ttft_s, ttft_s + decode_s, sequences))
+    found = fit_points(points).model
+    for name in ServiceModel.__struct_fields__:
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=1e-3)
+    with pytest.raises(ConfigError, match="at least 10"):
+        fit_points(points[:3])
+
+
+class Row(NamedTuple):
+    at_us: int
+    layer: str
+    fields: dict[str, Any]
+
+
+def test_of_a_log_only_streamed_answers_of_engines_count() -> None:
+    about = {
+        "stream": True,
+        "status": 200,
+        "engine_worker": "up.1",
+        "ttft_s": 0.5,
+        "service_s": 0.75,
+        "input_tokens": 100,
+        "cached_tokens": None,
+        "output_tokens": 9,
+    }
+    rows = [
+        Row(2_000_000, "forward", about),
+        Row(3_000_000, "exact", about),
+        Row(3_000_000, "join", about),
+        Row(3_000_000, "forward", {**about, "stream": False}),
+        Row(3_000_000, "forward", {**about, "status": 429}),
+        Row(3_000_000, "forward", {**about, "input_tokens": None}),
+    ]
+    assert served_of(rows) == [Served("up.1", 2.0, 0.5, 0.75, 100, 0, 9)]

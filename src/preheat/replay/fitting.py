@@ -15,11 +15,21 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from preheat.core.costs import Errors, Row, ServiceModel, cost_s, model_of, pairs
+from preheat.core.costs import (
+    Errors,
+    Row,
+    ServiceModel,
+    Timing,
+    cost_s,
+    decode_row,
+    model_of,
+    pairs,
+    prefill_row,
+)
 from preheat.core.least_squares import NonNegative
 from preheat.errors import ConfigError
 
@@ -59,6 +69,40 @@ class Served(msgspec.Struct, frozen=True, gc=False):
         return self.input_tokens - self.cached_tokens
 
 
+class LogRow(Protocol):
+    """A row of our own request log (`preheat.traces.own.Logged`)."""
+
+    @property
+    def at_us(self) -> int: ...
+    @property
+    def layer(self) -> str: ...
+    @property
+    def fields(self) -> dict[str, Any]: ...
+
+
+def served_of(rows: Iterable[LogRow]) -> list[Served]:
+    """The streamed answers of engines among these rows, whose times and tokens are all known."""
+    served = []
+    for row in rows:
+        about = row.fields
+        told = [about[name] for name in ("ttft_s", "service_s", "input_tokens", "output_tokens")]
+        is_answer = row.layer == "forward" and about["stream"] and about["status"] == 200
+        if is_answer and None not in told:
+            ttft_s, service_s, input_tokens, output_tokens = told
+            served.append(
+                Served(
+                    about["engine_worker"] or "",
+                    row.at_us / 1e6,
+                    ttft_s,
+                    service_s,
+                    input_tokens,
+                    about["cached_tokens"] or 0,
+                    output_tokens,
+                )
+            )
+    return served
+
+
 class Fitted(msgspec.Struct, frozen=True):
     """The model, how well it tells the times it was made of, and how many requests those were."""
 
@@ -77,11 +121,7 @@ class Fitted(msgspec.Struct, frozen=True):
 def fit(served: Sequence[Served], *, batch_tokens: int = 0) -> Fitted:
     """The prices that tell these requests' times best. `batch_tokens` is into what pieces the
     engine cuts a prompt; 0: it doesn't. Raises ConfigError for fewer than ten requests."""
-    if len(served) < _LEAST_ROWS:
-        raise ConfigError(
-            f"a service model needs at least {_LEAST_ROWS} answered requests with their times, "
-            f"here are {len(served)}; take a longer log"
-        )
+    _check_enough(len(served))
     crowds: defaultdict[str, list[Served]] = defaultdict(list)
     for one in served:
         crowds[one.worker].append(one)
@@ -93,6 +133,33 @@ def fit(served: Sequence[Served], *, batch_tokens: int = 0) -> Fitted:
             _Timeline(crowd, prices, batch_tokens).tell(firsts, rests)
         prices = _prices([*firsts, *rests], prices)
     return Fitted(model_of(prices), _errors(firsts, prices), _errors(rests, prices), len(served))
+
+
+def fit_points(points: Sequence[Timing]) -> Fitted:
+    """The same from points that were measured one by one, as a profile of an engine has them.
+    Raises ConfigError for fewer than ten."""
+    _check_enough(len(points))
+    firsts: list[Equation] = []
+    rests: list[Equation] = []
+    for one in points:
+        row = prefill_row(one.new_tokens, one.context_tokens, one.steps)
+        firsts.append((row, one.ttft_s))
+        if one.output_tokens > 1:
+            context = one.new_tokens + one.context_tokens + 1
+            row = decode_row(one.output_tokens - 1, context, one.sequences)
+            rests.append((row, one.service_s - one.ttft_s))
+    prices: tuple[float, ...] = _NOTHING
+    for _ in range(2):
+        prices = _prices([*firsts, *rests], prices)
+    return Fitted(model_of(prices), _errors(firsts, prices), _errors(rests, prices), len(points))
+
+
+def _check_enough(count: int) -> None:
+    if count < _LEAST_ROWS:
+        raise ConfigError(
+            f"a service model needs at least {_LEAST_ROWS} answered requests with their times, "
+            f"here are {count}; take a longer log"
+        )
 
 
 class _Span:

@@ -13,6 +13,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "serve": "run the gateway; without any settings, a small real model answers",
     "config": "show all settings with their meaning, or check a file",
     "load": "send a recorded load to a live address, paced, and report what came back",
+    "replay": "what each cache, router, tier and policy would have saved on a trace or log",
     "headroom": "how much each lever could save at most on a trace: routing, tiers, restarts",
     "doctor": "find out why something doesn't work, or why there are no hits",
 }

@@ -13,13 +13,12 @@ size of one memory), pauses (sessions that wait, return and end), trunks (first 
 import argparse
 import sys
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING
+
+from preheat.cli.progress import Line
 
 if TYPE_CHECKING:
     from preheat.replay.report import Table
-
-_LINE_S = 0.3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,8 +101,9 @@ def run(options: argparse.Namespace) -> int:
         decodes=options.decodes,
         service=DECODING if options.decodes else ServiceModel(),
     )
-    tables = []
-    for table in study(trace, wanted, _Line().tell, options.part):
+    tables, line = [], Line()
+    for table in study(trace, wanted, line.tell, options.part):
+        line.end()
         tables.append(table)
         if not options.json:
             print(f"\n{text_of(table)}", flush=True)
@@ -133,24 +133,6 @@ def _cell(cell: str | float | int | None) -> str:
     if abs(cell) >= 100:
         return f"{cell:,.0f}"
     return f"{cell:.3f}" if abs(cell) < 1 else f"{cell:.2f}"
-
-
-class _Line:
-    """How far it is, on standard error: in place on a terminal, else a line every few seconds."""
-
-    def __init__(self) -> None:
-        self._is_live = sys.stderr.isatty()
-        self._started_at = self._shown_at = monotonic()
-
-    def tell(self, text: str) -> None:
-        now = monotonic()
-        if now - self._shown_at < (_LINE_S if self._is_live else 10.0):
-            return
-        self._shown_at = now
-        start, end = ("\r\x1b[K", "") if self._is_live else ("", "\n")
-        print(
-            f"{start}{now - self._started_at:6.0f} s  {text}", end=end, file=sys.stderr, flush=True
-        )
 
 
 def _count(text: str) -> int:

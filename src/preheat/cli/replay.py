@@ -1,0 +1,278 @@
+"""What would each cache, router, tier and policy have saved on a recorded trace or log?
+
+    preheat replay conversation.jsonl.gz
+    preheat replay ~/.local/state/preheat/log --workers 4 --worker-tokens 500000 --html report.html
+    preheat replay requests.jsonl --gpu-hour 2.5 --json > report.json
+    preheat replay sessions.jsonl.gz --open-sessions 20 --closed
+
+TRACE is a file or a folder: Preheat's own log, OpenAI-style JSON lines (LiteLLM, Helicone, vLLM), or
+a published trace; docs/traces.md lists the formats, which are recognised by content. The decisions
+are made by the code that serves, in simulated time; the engines are simulated (continuous
+batching, paged KV). The baseline is a round-robin balancer without a response cache before engines with
+prefix caching. Speeds come from a service model that is given: compare arms, not clocks.
+"""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from preheat.cli.progress import Line
+from preheat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from preheat.replay.report import Report, Table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("trace", nargs="+", type=Path, metavar="TRACE")
+    reading = parser.add_argument_group("reading")
+    reading.add_argument(
+        "--format", metavar="NAME", help="the trace's format, if it isn't recognised"
+    )
+    reading.add_argument(
+        "--on-bad", choices=("skip", "fail"), default="skip", help="what a bad line does (skip)"
+    )
+    reading.add_argument(
+        "--open-sessions",
+        type=_positive,
+        metavar="S",
+        help="of sessions without start times, draw so many that S are open in the mean",
+    )
+    reading.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of all that is drawn (0)"
+    )
+    fleet = parser.add_argument_group("the fleet")
+    fleet.add_argument(
+        "--workers", type=_count, default=8, metavar="N", help="serving processes (8)"
+    )
+    fleet.add_argument(
+        "--worker-tokens",
+        type=_count,
+        default=1_000_000,
+        metavar="N",
+        help="tokens of KV that a worker's memory holds (1000000)",
+    )
+    fleet.add_argument(
+        "--tier-tokens",
+        type=_tokens,
+        default=4_000_000,
+        metavar="N",
+        help="tokens of KV of a worker's DRAM tier, for the arm that has one (4000000; 0: none)",
+    )
+    fleet.add_argument(
+        "--ttl", type=_seconds, default=3_600.0, metavar="S", help="life of stored answers (3600)"
+    )
+    fleet.add_argument("--routing", default="preheat", metavar="RULE", help="ours (preheat)")
+    fleet.add_argument(
+        "--speed", type=_positive, default=1.0, metavar="X", help="time runs X times as fast"
+    )
+    fleet.add_argument(
+        "--closed", action="store_true", help="a session's next request waits for its answer"
+    )
+    told = parser.add_argument_group("what is told")
+    told.add_argument(
+        "--policy",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="an order for the hit curves; repeatable",
+    )
+    told.add_argument(
+        "--slo-ttft-s",
+        type=_positive,
+        default=2.0,
+        metavar="S",
+        help="target for the first token (2)",
+    )
+    told.add_argument(
+        "--gpu-hour", type=_positive, metavar="MONEY", help="price of a GPU for an hour"
+    )
+    told.add_argument("--json", action="store_true", help="print the report as one JSON document")
+    told.add_argument("--html", type=Path, metavar="FILE", help="write the report as one page")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Read, simulate, tell."""
+    from preheat.core import eviction
+    from preheat.core.routing import POLICIES
+    from preheat.dashboard import page
+    from preheat.replay import report
+    from preheat.replay.replay import Questions, replay
+    from preheat.replay.whatif import Setup
+    from preheat.traces.reading import read
+    from preheat.traces.rules import Rules
+
+    _known("routing rule", [options.routing], POLICIES)
+    _known("eviction policy", options.policy, eviction.POLICIES)
+    if options.html is not None and not options.html.absolute().parent.is_dir():
+        raise ConfigError(f"--html {options.html}: its folder doesn't exist")
+    line = Line()
+    rules = Rules(seed=options.seed)
+    if options.open_sessions is not None:
+        rules = Rules(seed=options.seed, sessions="drawn", open_sessions=options.open_sessions)
+    line.tell("reading")
+    trace = read(options.trace, format=options.format, rules=rules, on_bad=options.on_bad)
+    defaults = Questions()
+    asked = Questions(
+        setup=Setup(
+            workers=options.workers,
+            worker_tokens=options.worker_tokens,
+            loop="closed" if options.closed else "open",
+            speed=options.speed,
+        ),
+        ours=options.routing,
+        tier_tokens=options.tier_tokens,
+        exact_ttl_s=options.ttl,
+        policies=tuple(options.policy) or defaults.policies,
+        slo_ttft_s=options.slo_ttft_s,
+        rate=report.Rate(gpu_hour_money=options.gpu_hour) if options.gpu_hour else None,
+        command=f"preheat {shlex.join(sys.argv[1:])}",
+    )
+    made = replay(trace, asked, line.tell)
+    line.end()
+    document = report.encode(made)
+    if options.html is not None:
+        options.html.write_bytes(page(document))
+    if options.json:
+        sys.stdout.buffer.write(document + b"\n")
+        return 0
+    for bad in trace.bad[:3]:
+        print(f"skipped {bad.path}:{bad.line}: {bad.why}", file=sys.stderr)
+    if trace.skipped > 3:
+        print(f"skipped {trace.skipped} lines in all", file=sys.stderr)
+    print(_told(made))
+    if options.html is None:
+        print("\nWith --html FILE as a page, with --json as one document.")
+    return 0
+
+
+def _told(made: "Report") -> str:
+    from preheat.cli.headroom import text_of
+
+    lines = []
+    if made.trace is not None:
+        trace = made.trace
+        lines.append(
+            f"{trace.name}: {trace.requests:,} requests ({trace.format}),"
+            f" {trace.span_s:,.0f} s, {trace.input_tokens:,} prompt tokens"
+        )
+        lines += [f"  {rule}" for rule in trace.rules]
+    if made.summary is not None:
+        money = made.summary.saved_money
+        cost = f" ({money:,.2f} {made.rate.currency})" if made.rate and money is not None else ""
+        lines += [
+            "",
+            made.summary.sentence,
+            f"{made.summary.saved_gpu_s:,.0f} GPU-seconds{cost} saved.",
+        ]
+    lines += ["", *(f"{text_of(table)}\n" for table in _tables(made))]
+    return "\n".join([*lines, *(f"- {caution}" for caution in made.cautions)])
+
+
+def _tables(made: "Report") -> "list[Table]":
+    from preheat.replay import report
+
+    tables = list(made.headroom)
+    if made.saved is not None and made.latency is not None:
+        by_name = {arm.name: arm for arm in made.latency.arms}
+        levers = [*made.saved.levers, *([made.saved.together] if made.saved.together else ())]
+        rows: list[tuple[str | float | int | None, ...]] = []
+        for name, saved in [(made.saved.baseline, None), *((one.name, one) for one in levers)]:
+            ttft = by_name[name].ttft or report.Waits()
+            share = saved.saved_share if saved else None
+            gpu_s = saved.saved_gpu_s if saved else None
+            rows.append(
+                (
+                    name,
+                    gpu_s,
+                    share,
+                    ttft.mean_s,
+                    ttft.p95_s,
+                    ttft.p99_s,
+                    by_name[name].goodput_share,
+                )
+            )
+        target = f"within {made.latency.slo_ttft_s:g} s"
+        tables.append(
+            report.Table(
+                title="Levers, each alone and all together",
+                columns=(
+                    "lever",
+                    "saved GPU-s",
+                    "of prefill",
+                    "TTFT mean s",
+                    "p95 s",
+                    "p99 s",
+                    target,
+                ),
+                rows=tuple(rows),
+            )
+        )
+    if made.balance is not None:
+        tables.append(
+            report.Table(
+                title="Routing",
+                columns=("rule", "of no-cache prefill", "token hits", "TTFT mean s", "p99 s"),
+                rows=tuple(
+                    (
+                        one.name,
+                        one.prefill_share,
+                        one.hit_token_ratio,
+                        one.ttft_mean_s,
+                        one.ttft_p99_s,
+                    )
+                    for one in made.balance.rules
+                ),
+            )
+        )
+    if made.capacity is not None:
+        curves = made.capacity.curves
+        sizes = curves[0].capacity_tokens
+        tables.append(
+            report.Table(
+                title="Token hit ratio of one memory for all, by its size in tokens",
+                columns=("order", *(f"{size / 1e6:.3g} M" for size in sizes), "gap closed"),
+                rows=tuple(
+                    (one.policy, *one.hit_token_ratio, one.gap_closed_share) for one in curves
+                ),
+            )
+        )
+    return tables
+
+
+def _known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"unknown {what} {name!r}; known: {', '.join(known)}")
+
+
+def _count(text: str) -> int:
+    number = int(float(text))
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _tokens(text: str) -> int:
+    number = int(float(text))
+    if number < 0:
+        raise argparse.ArgumentTypeError("can't be below 0")
+    return number
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError("must be above 0")
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError("can't be below 0")
+    return number

@@ -1,0 +1,123 @@
+"""A trace becomes a report: which levers would have saved what."""
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from preheat import __version__
+from preheat.core import eviction
+from preheat.errors import ConfigError
+from preheat.replay import arms, report, sections
+from preheat.replay.verdict import summary_of
+from preheat.replay.whatif import Setup, try_out
+from preheat.traces.arrival import Trace
+
+BASELINE = "round robin, no response cache"
+TOGETHER = "all together"
+Progress = Callable[[str], None]
+
+
+class Questions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of a trace. `setup` is the baseline's fleet; `ours` the routing rule that is put
+    in the place of its rule, `tier_tokens` a worker the tier, `exact_ttl_s` the response cache."""
+
+    setup: Setup = Setup()
+    ours: str = "preheat"
+    tier_tokens: int = 4_000_000
+    exact_ttl_s: float = 3_600.0
+    policies: tuple[str, ...] = ("j", "s3fifo")
+    slo_ttft_s: float = 2.0
+    rate: report.Rate | None = None
+    command: str = ""
+
+
+def replay(trace: Trace, asked: Questions, progress: Progress) -> report.Report:
+    """All that the trace can tell: of prefixes where it has blocks, of keys where it has them, of
+    queues where it has lengths and times. Raises ConfigError where it has nothing of these."""
+    keyed = sum(one.key >= 0 for one in trace.arrivals)
+    has_lengths = any(one.input_tokens > 0 for one in trace.arrivals)
+    if not keyed and not has_lengths:
+        raise ConfigError(
+            f"{trace.name}: neither lengths, blocks nor keys in it: there is nothing to replay"
+        )
+    made = report.Report(
+        preheat_version=__version__,
+        rate=asked.rate,
+        trace=sections.trace_section(trace),
+        settings=_settings(asked),
+        cautions=tuple(_cautions(trace, asked)),
+    )
+    if trace.block_tokens or has_lengths:
+        made = _with_fleet(trace, asked, made, progress)
+    elif keyed:
+        known = tuple(name for name in sections.KEY_POLICIES if name in eviction.POLICIES)
+        table = sections.keys_section(trace, known, progress)
+        made = msgspec.structs.replace(made, headroom=(table,))
+    return made
+
+
+def _with_fleet(
+    trace: Trace, asked: Questions, made: report.Report, progress: Progress
+) -> report.Report:
+    base = asked.setup
+    levers: dict[str, dict[str, object]] = {"routing": {"routing": asked.ours}}
+    if trace.block_tokens and asked.tier_tokens:
+        levers["tier read on demand"] = {"tier_tokens": asked.tier_tokens}
+    if asked.exact_ttl_s and any(one.key >= 0 for one in trace.arrivals):
+        levers["response cache"] = {"exact_ttl_s": asked.exact_ttl_s}
+    every = {field: value for lever in levers.values() for field, value in lever.items()}
+    tried = {}
+    for name, change in {BASELINE: {}, **levers, TOGETHER: every}.items():
+        progress(name)
+        tried[name] = try_out(trace, msgspec.structs.replace(base, **change))
+    saved = arms.saved_section(tried, TOGETHER, BASELINE, asked.rate)
+    without = {}
+    for name, change in levers.items():
+        progress(f"all but {name}")
+        others = {field: value for field, value in every.items() if field not in change}
+        without[name] = arms.prefill_s(try_out(trace, msgspec.structs.replace(base, **others)))
+    together_s = arms.prefill_s(tried[TOGETHER])
+    changes: dict[str, object] = {
+        "saved": saved,
+        "summary": summary_of(saved, asked.rate),
+        "latency": arms.latency_section(tried, base.workers, BASELINE, TOGETHER, asked.slo_ttft_s),
+        "balance": arms.balance_section(trace, base, asked.ours, progress),
+        "ablation": arms.ablation_section(without, together_s, saved.baseline_gpu_s),
+    }
+    if trace.block_tokens:
+        known = tuple(name for name in asked.policies if name in eviction.POLICIES)
+        routed = msgspec.structs.replace(base, routing=asked.ours)
+        changes["events"] = (arms.event_section(trace, routed, progress),)
+        changes["capacity"] = sections.capacity_section(trace, base.service, known, progress)
+    return msgspec.structs.replace(made, **changes)
+
+
+def _settings(asked: Questions) -> report.Settings:
+    setup = asked.setup
+    return report.Settings(
+        workers=setup.workers,
+        hbm_tokens=setup.worker_tokens,
+        dram_tokens=asked.tier_tokens,
+        service=msgspec.structs.asdict(setup.service),
+        command=asked.command,
+        rules=(
+            f"clients: {setup.loop} loop, at {setup.speed:g} times the trace's speed",
+            f"a step computes up to {setup.step_tokens:,} tokens of up to {setup.sequences} sequences",
+            "what was generated isn't reused: traces don't say its blocks",
+        ),
+    )
+
+
+def _cautions(trace: Trace, asked: Questions) -> Iterable[str]:
+    if trace.times != "measured":
+        yield (
+            "The times are an order only: nothing about waiting can be concluded."
+            if trace.times == "order"
+            else "The times follow a rule, not a clock: read waits as ratios between arms."
+        )
+    if not trace.block_tokens:
+        yield "The trace has no blocks of prompts: nothing about prefixes can be concluded."
+    long = sum(one.input_tokens > asked.setup.worker_tokens for one in trace.arrivals)
+    if long:
+        yield f"{long} prompts are longer than a worker's memory, and were refused."
+    yield ("The service model is given, not measured on your engine: compare arms, not clocks.")

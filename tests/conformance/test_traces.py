@@ -44,6 +44,11 @@ def test_every_format_has_an_example() -> None:
     assert {*EXAMPLES, "preheat"} == set(FORMATS)
 
 
+def test_every_format_and_every_rule_is_in_the_documents() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "traces.md").read_text()
+    assert [name for name in (*FORMATS, *Rules.__struct_fields__) if f"`{name}`" not in page] == []
+
+
 @every_format
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
 def test_it_is_recognised_and_read_however_it_is_compressed(

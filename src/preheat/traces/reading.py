@@ -21,14 +21,14 @@ from preheat.traces.reader import UNSORTED_RULE, Draft, Format, Progress, Readin
 from preheat.traces.rules import Rules
 from preheat.traces.source import Source
 
-_NO_TRACES: Final = frozenset({".md", ".txt", ".rst", ".part", ".damaged"})
-"""Endings of files that lie beside traces in a folder."""
+_BESIDE: Final = (".md", ".rst", ".part", ".damaged")
+"""Endings of files that lie beside traces in a folder, or aren't whole yet."""
 
 _NOTHING_SPECIAL: Final = Rules()
 
 
 def read(
-    paths: Sequence[Path | str],
+    paths: Path | str | Sequence[Path | str],
     *,
     format: str | None = None,
     rules: Rules = _NOTHING_SPECIAL,
@@ -42,7 +42,7 @@ def read(
     there, is empty, or is of another or no known format.
     """
     reading = Reading(rules, on_bad, progress)
-    sources = _found(paths)
+    sources = _found([paths] if isinstance(paths, str | Path) else paths)
     name = _format_of(sources, format)
     draft = _format(name).read(sources, reading)
     if not len(draft.arrivals):
@@ -104,7 +104,7 @@ def _inside(folder: Path) -> Iterator[Path]:
     for path in folder.rglob("*"):
         parts = path.relative_to(folder).parts
         is_beside = any(part.startswith(("_", ".")) for part in parts)
-        is_text = path.suffix.lower() in _NO_TRACES or path.name.startswith(("README", "LICENSE"))
+        is_text = "README" in path.name or "LICENSE" in path.name or path.name.endswith(_BESIDE)
         if not is_beside and not is_text and path.is_file() and path.stat().st_size:
             yield path
 

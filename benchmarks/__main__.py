@@ -14,9 +14,11 @@ from typing import Protocol
 from benchmarks import (
     closure,
     crash,
+    deploys,
     entry_memory,
     hit_path,
     miss_path,
+    pauses,
     request_log,
     soak,
     stampede,
@@ -39,9 +41,11 @@ class Benchmark(Protocol):
 BENCHMARKS: dict[str, Benchmark] = {
     "closure": closure,
     "crash": crash,
+    "deploys": deploys,
     "entry_memory": entry_memory,
     "hit_path": hit_path,
     "miss_path": miss_path,
+    "pauses": pauses,
     "request_log": request_log,
     "soak": soak,
     "stampede": stampede,

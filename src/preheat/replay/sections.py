@@ -72,7 +72,11 @@ def capacity_section(
                 capacity_blocks=tuple(sizes),
                 capacity_tokens=tuple(blocks * tokens for blocks in sizes),
                 hit_token_ratio=tuple(found),
-                gap_closed_share=gap_closed(found, ratios["lru"], ratios["belady"]),
+                gap_closed_share=(
+                    None
+                    if name == "infinite"
+                    else gap_closed(found, ratios["lru"], ratios["belady"])
+                ),
             )
             for name, found in ratios.items()
         ),

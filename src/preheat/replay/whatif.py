@@ -22,6 +22,8 @@ from preheat.replay.tiers import TierSpec
 from preheat.replay.worker import Job, WorkerSpec
 from preheat.traces.arrival import Arrival, Trace
 
+BLOCK_TOKENS: Final = 16
+"""vLLM's, where a trace has no blocks: then nothing is shared, and memory is only counted."""
 ANSWER_BYTES: Final = 600
 """Of a stored answer without its text."""
 TOKEN_BYTES: Final = 4
@@ -58,6 +60,7 @@ class Tried(msgspec.Struct, frozen=True):
 
 def fleet_spec(setup: Setup, block_tokens: int) -> FleetSpec:
     """The fleet of a setup."""
+    block_tokens = block_tokens or BLOCK_TOKENS
     tiers: tuple[TierSpec, ...] = ()
     if setup.tier_tokens:
         block_s = setup.tier_token_s * block_tokens
@@ -102,7 +105,7 @@ class _Trial:
         self._kernel = fleet.kernel
         self._layers = ["forward"] * len(trace.arrivals)
         self._jobs = [
-            job_of(number, one, trace.block_tokens, kinds[number] if kinds else 0)
+            job_of(number, one, trace.block_tokens or BLOCK_TOKENS, kinds[number] if kinds else 0)
             for number, one in enumerate(trace.arrivals)
         ]
         self._clients = Clients(

@@ -1,0 +1,93 @@
+"""Workers behind a router, clients before it."""
+
+import pytest
+
+from preheat.core.routing import POLICIES
+from preheat.replay.fleet import Fleet, run
+from preheat.replay.measures import measures_of
+from replay_parts import BLOCK, TOKEN_S, arrival, fleet_spec
+
+
+def test_every_request_is_served_once_and_costs_what_its_misses_cost() -> None:
+    arrivals = [arrival(float(i), [1, 2, 10 + i]) for i in range(6)]
+    made = run(arrivals, BLOCK, Fleet(fleet_spec(2), POLICIES["round_robin"]()))
+    assert [job.worker for job in made.jobs] == [0, 1, 0, 1, 0, 1]
+    assert [job.cached_blocks for job in made.jobs] == [0, 0, 2, 2, 2, 2]
+    found = measures_of(made, 2)
+    assert found.prefill_s == pytest.approx((2 * 31 + 4 * 11) * TOKEN_S)
+    assert found.prefill_share == pytest.approx((2 * 31 + 4 * 11) / (6 * 31))
+    assert found.hit_token_ratio == pytest.approx(4 * 20 / (6 * 31))
+    assert found.work_max_mean_ratio == pytest.approx(1.0)
+    assert (found.requests, found.refused, found.preempted) == (6, 0, 0)
+
+
+def test_one_shared_memory_is_warm_for_all() -> None:
+    arrivals = [arrival(float(i), [1, 2, 10 + i]) for i in range(4)]
+    fleet = Fleet(fleet_spec(2, is_shared=True), POLICIES["round_robin"]())
+    assert [job.cached_blocks for job in run(arrivals, BLOCK, fleet).jobs] == [0, 2, 2, 2]
+
+
+def test_whoever_waits_for_memory_that_others_share_gets_it_in_the_end() -> None:
+    arrivals = [arrival(0.0, range(100 * i, 100 * i + 9)) for i in range(1, 7)]
+    spec = fleet_spec(3, capacity_blocks=4, is_shared=True)  # twelve in all, nine and a tail each
+    made = run(arrivals, BLOCK, Fleet(spec, POLICIES["round_robin"]()))
+    assert all(job.first_at is not None or job.refused for job in made.jobs)
+
+
+def test_a_closed_loop_waits_for_its_answers_and_an_open_one_does_not() -> None:
+    arrivals = [
+        arrival(0.0, range(10), session="a"),
+        arrival(0.01, range(11), session="a", think_s=0.5),
+        arrival(0.02, range(12), session="a"),
+    ]
+    spec = fleet_spec()
+    closed = run(arrivals, BLOCK, Fleet(spec, POLICIES["cost"]()), loop="closed")
+    opened = run(arrivals, BLOCK, Fleet(spec, POLICIES["cost"]()), speed=2.0)
+    ends = [job.ended_at for job in closed.jobs]
+    assert [job.arrived_at for job in closed.jobs] == pytest.approx(
+        [0.0, ends[0] + 0.5, ends[1] + 0.01]
+    )
+    assert [job.arrived_at for job in opened.jobs] == [0.0, 0.005, 0.01]
+
+
+def test_requests_go_past_a_worker_that_is_down_and_wait_where_all_are() -> None:
+    fleet = Fleet(fleet_spec(2), POLICIES["round_robin"]())
+    fleet.take_down(0)
+    fleet.kernel.plan(5.0, fleet.take_down, 1)
+    fleet.kernel.plan(9.0, fleet.bring_up, 0)
+    made = run([arrival(float(i), [i]) for i in (1, 2, 6, 7)], BLOCK, fleet)
+    assert [job.worker for job in made.jobs] == [1, 1, 0, 0]
+    assert made.jobs[2].first_at == pytest.approx(9.0 + 11 * TOKEN_S)
+
+
+def test_a_crash_sends_what_was_under_way_again_and_forgets_the_memory() -> None:
+    fleet = Fleet(fleet_spec(1), POLICIES["round_robin"]())
+    fleet.kernel.plan(10.05, fleet.wipe, 0)
+    made = run(
+        [arrival(0.0, range(9)), arrival(10.0, [*range(9), 77, 78, 79, 80, 81])], BLOCK, fleet
+    )
+    assert made.jobs[1].first_at == pytest.approx(10.05 + 141 * TOKEN_S)
+    assert made.jobs[1].ended_at is not None
+
+
+def test_a_prompt_longer_than_a_memory_is_counted_as_refused() -> None:
+    fleet = Fleet(fleet_spec(1, capacity_blocks=3), POLICIES["round_robin"]())
+    made = run([arrival(0.0, range(9)), arrival(1.0, [1])], BLOCK, fleet)
+    found = measures_of(made, 1)
+    assert (found.requests, found.refused, found.ttft.count) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_same_trace_gives_the_same_run_under_every_rule(name: str) -> None:
+    arrivals = [
+        arrival(0.003 * i, [i % 3, 10 + i % 7, 100 + i % 13], session=str(i % 5))
+        for i in range(200)
+    ]
+
+    def once() -> list[tuple[int, float | None]]:
+        made = run(arrivals, BLOCK, Fleet(fleet_spec(3, 12), POLICIES[name]()))
+        return [(job.worker, job.first_at) for job in made.jobs]
+
+    found = once()
+    assert found == once()
+    assert all(at is not None for _, at in found)

@@ -1,0 +1,133 @@
+"""A trace against a gateway and its fleet, and the report that is made of it."""
+
+import json
+
+import pytest
+
+from preheat.errors import ConfigError
+from preheat.replay import report
+from preheat.replay.replay import BASELINE, TOGETHER, Questions, replay
+from preheat.replay.whatif import Setup, try_out
+from preheat.traces.arrival import Arrival, Trace
+from replay_parts import LINEAR, arrival, trace
+
+SMALL = Setup(workers=2, worker_tokens=300, service=LINEAR, exact_ttl_s=100.0)
+
+
+def quiet(text: str) -> None:
+    """Progress that nobody watches."""
+
+
+def test_an_equal_request_joins_the_flight_and_then_hits_and_expires() -> None:
+    asked = [arrival(at, range(9), key=7) for at in (0.0, 0.03, 5.0, 200.0)]
+    tried = try_out(trace(asked), SMALL)
+    assert tried.layers == ["forward", "join", "exact", "forward"]
+    jobs = tried.run.jobs
+    assert jobs[1].first_at == jobs[0].first_at
+    assert jobs[1].computed_s == jobs[2].computed_s == 0.0
+    assert jobs[2].first_at == 5.0
+
+
+def test_requests_without_a_key_never_meet_the_response_cache() -> None:
+    tried = try_out(trace([arrival(float(at), [1]) for at in range(3)]), SMALL)
+    assert tried.layers == ["forward"] * 3
+
+
+def test_sampled_requests_go_past_it() -> None:
+    asked = [arrival(float(at), [1], key=3, sampled=True) for at in range(3)]
+    assert try_out(trace(asked), SMALL).layers == ["forward"] * 3
+
+
+def test_a_closed_loop_goes_on_after_a_hit() -> None:
+    asked = [arrival(0.1 * at, range(9), key=7, session="s", think_s=1.0) for at in range(3)]
+    tried = try_out(
+        trace(asked),
+        Setup(workers=1, worker_tokens=300, service=LINEAR, exact_ttl_s=9.0, loop="closed"),
+    )
+    assert tried.layers == ["forward", "exact", "exact"]
+    assert [job.arrived_at for job in tried.run.jobs] == pytest.approx(
+        [0.0, 0.091 + 1, 0.091 + 2], abs=2e-3
+    )
+
+
+def conversation() -> Trace:
+    """Sessions that grow, over a common trunk."""
+    asked = []
+    for turn in range(12):
+        for session in range(6):
+            blocks = [1, 2, *(100 * session + 10 + i for i in range(turn))]
+            asked.append(
+                arrival(
+                    turn * 3.0 + session * 0.4,
+                    blocks,
+                    session=str(session),
+                    turn=turn,
+                    key=1000 * session + turn,
+                )
+            )
+    return trace(sorted(asked, key=lambda one: one.at))
+
+
+def test_the_report_tells_every_lever_and_nothing_that_was_not_measured() -> None:
+    made = replay(conversation(), Questions(setup=SMALL, ours="cost", tier_tokens=5_000), quiet)
+    assert made.saved is not None
+    assert made.latency is not None
+    assert made.capacity is not None
+    names = [lever.name for lever in made.saved.levers]
+    assert names == ["routing", "tier read on demand", "response cache"]
+    assert made.saved.together is not None
+    assert (
+        made.saved.together.saved_gpu_s
+        > max(lever.saved_gpu_s for lever in made.saved.levers) - 1e-9
+    )
+    assert [arm.name for arm in made.latency.arms] == [BASELINE, *names, TOGETHER]
+    curves = {curve.policy: curve.hit_token_ratio for curve in made.capacity.curves}
+    for lru, belady, most in zip(curves["lru"], curves["belady"], curves["infinite"], strict=True):
+        assert lru <= belady <= most
+    assert made.ablation is not None
+    assert made.price is None
+    document = report.encode(made)
+    assert report.decode(document) == made
+    assert json.loads(document)["schema"] == "preheat.report/1"
+
+
+def test_the_same_trace_gives_the_same_report() -> None:
+    asked = Questions(setup=SMALL, ours="preheat", tier_tokens=5_000)
+    assert report.encode(replay(conversation(), asked, quiet)) == report.encode(
+        replay(conversation(), asked, quiet)
+    )
+
+
+def test_a_stream_of_keys_gets_hit_ratios_alone() -> None:
+    keys = [Arrival(at=float(i), key=i % 7) for i in range(100)]
+    made = replay(Trace(name="keys", format="test", arrivals=keys), Questions(), quiet)
+    assert made.saved is None
+    (table,) = made.headroom
+    infinite = table.rows[-1]
+    assert infinite[0] == "infinite"
+    assert infinite[1] == pytest.approx(93 / 100)
+
+
+def test_lengths_alone_say_something_about_queues_and_nothing_about_prefixes() -> None:
+    asked = [Arrival(at=0.1 * i, input_tokens=50, output_tokens=3) for i in range(50)]
+    made = replay(
+        Trace(name="lengths", format="test", arrivals=asked), Questions(setup=SMALL), quiet
+    )
+    assert made.capacity is None
+    assert made.balance is not None
+    assert any("no blocks" in caution for caution in made.cautions)
+
+
+def test_a_trace_of_nothing_but_times_is_an_error_that_says_so() -> None:
+    bare = Trace(name="bare", format="test", arrivals=[Arrival(at=0.0), Arrival(at=1.0)])
+    with pytest.raises(ConfigError, match="neither lengths, blocks nor keys"):
+        replay(bare, Questions(), quiet)
+
+
+def test_a_worker_without_room_refuses_everything_and_the_report_says_it() -> None:
+    made = replay(
+        conversation(), Questions(setup=Setup(workers=1, worker_tokens=5, service=LINEAR)), quiet
+    )
+    assert any("longer than a worker's memory" in caution for caution in made.cautions)
+    assert made.saved is not None
+    assert made.saved.baseline_gpu_s == 0.0

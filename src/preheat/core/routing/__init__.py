@@ -15,6 +15,7 @@ from preheat.core.routing.dynamo import Dynamo
 from preheat.core.routing.least_loaded import LeastLoaded
 from preheat.core.routing.llm_d import LlmD
 from preheat.core.routing.power_of_two import PowerOfTwo
+from preheat.core.routing.preheat import Preheat
 from preheat.core.routing.production_stack import ProductionStack
 from preheat.core.routing.random import Random
 from preheat.core.routing.round_robin import RoundRobin
@@ -43,6 +44,7 @@ POLICIES: Final[Mapping[str, Callable[..., RoutingPolicy]]] = {
     "least_loaded": LeastLoaded,
     "llm_d": LlmD,
     "power_of_two": PowerOfTwo,
+    "preheat": Preheat,
     "production_stack": ProductionStack,
     "random": Random,
     "round_robin": RoundRobin,

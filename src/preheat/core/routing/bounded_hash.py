@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import ceil
 
+from preheat.core.chance import mix
 from preheat.core.placing import Candidate, Placing
 
 
@@ -33,7 +34,7 @@ class BoundedHash:
         key = self._key(placing)
         if key is None:
             return min(fitting, key=lambda at: candidates[at].in_flight)
-        return max(fitting, key=lambda at: hash((key, candidates[at].number)))
+        return max(fitting, key=lambda at: mix(mix(key) + candidates[at].number))
 
     def finished(self, placing: Placing, number: int, now: float) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from preheat.core.chance import mix
 from preheat.core.placing import Candidate, Placing
 
 
@@ -27,11 +28,11 @@ class DualMap:
         self._seen = 0
 
     def choose(self, placing: Placing, candidates: Sequence[Candidate], now: float) -> int:
-        key = self._key(placing)
+        hashed = mix(self._key(placing))
         every = range(len(candidates))
-        first = max(every, key=lambda at: hash((key, candidates[at].number)))
+        first = max(every, key=lambda at: mix(hashed + candidates[at].number))
         others = [at for at in every if at != first] or [first]
-        second = max(others, key=lambda at: hash((key, 1, candidates[at].number)))
+        second = max(others, key=lambda at: mix(hashed ^ mix(~candidates[at].number)))
         pair = (candidates[first], candidates[second])
         ttfts = [one.queue_s + one.load_s + one.miss_s for one in pair]
         held = [one.overlap_tokens for one in pair]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from preheat.core.chance import Chance
 from preheat.core.memo import Memo
 from preheat.core.placing import Candidate, Placing
 
@@ -11,12 +12,11 @@ class ProductionStack:
     prompt, by chance, whatever their load.
 
     We differ: its trie is of 128 characters a node and grows without end; ours is of blocks, and
-    holds `trie_blocks` in two generations. The numbers are CPython's hash of (seed, count).
+    holds `trie_blocks` in two generations.
     """
 
     def __init__(self, *, seed: int = 0, trie_blocks: int = 1_000_000) -> None:
-        self._seed = seed
-        self._drawn = 0
+        self._chance = Chance(seed)
         self._sent: Memo[int, int] = Memo(trie_blocks)
         """For each block a bit mask of the workers' numbers."""
 
@@ -29,8 +29,7 @@ class ProductionStack:
                 break
             matching = sent
         places = [at for at, one in enumerate(candidates) if matching >> one.number & 1]
-        self._drawn += 1
-        place = places[hash((self._seed, self._drawn)) % len(places)]
+        place = places[self._chance.below(len(places))]
         for block in placing.blocks:
             self._sent.put(block, (self._sent[block] or 0) | 1 << candidates[place].number)
         return place

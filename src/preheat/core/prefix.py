@@ -34,7 +34,7 @@ class LeafOrder(Protocol):
         """It has left. Told before its parent is `freed`."""
 
     def victim(self, leaves: Leaves, now: float) -> int:
-        """A free block. Raises LookupError where there is none."""
+        """A free block, which will be removed. Raises LookupError where there is none."""
 
 
 class PrefixStore:
@@ -236,9 +236,9 @@ class LeafLru:
             heap[:] = [one for one in heap if _is_current(leaves, one)]
             heapify(heap)
         while heap:
-            if _is_current(leaves, heap[0]):
-                return heap[0][2]
-            heappop(heap)
+            oldest = heappop(heap)
+            if _is_current(leaves, oldest):
+                return oldest[2]
         raise LookupError("every block is held")
 
 

@@ -46,10 +46,9 @@ class Clairvoyant:
             ]
             heapify(heap)
         while heap:
-            farthest, _, block = heap[0]
+            farthest, _, block = heappop(heap)
             if leaves.is_free(block) and -farthest == self._next(block):
                 return block
-            heappop(heap)
         raise LookupError("every block is held")
 
     def _next(self, block: int) -> int:

@@ -34,7 +34,9 @@ def aftermaths(trace: Trace, wanted: Wanted, progress: Progress) -> Iterator[Tab
         speeds = {}
         for load in wanted.loads:
             progress(f"{workers} x {tokens / 1e6:g} M: the speed for load {load:g}")
-            speeds[load] = speed_for(trace.arrivals, trace.block_tokens, spec, reference, load)
+            speeds[load] = speed_for(
+                trace.arrivals, trace.block_tokens, spec, reference, load, warm_s=wanted.warm_up_s
+            )
         for event in events(workers):
             if workers == 1 and event.kind == "join":
                 continue  # what one that joins a single one does is mostly halving its load
@@ -111,7 +113,7 @@ def _studies(
     trace: Trace, wanted: Wanted, spec: FleetSpec, speed: float
 ) -> Iterator[tuple[Study, float]]:
     """A study for each switch time, of the part of the trace around it."""
-    start = wanted.uncounted_s / speed if wanted.open_sessions else 0.0
+    start = wanted.warm_up_s / speed
     span_s = trace.arrivals[-1].at / speed - start
     for number in range(wanted.switches):
         at = start + span_s * (0.3 + 0.5 * number / max(1, wanted.switches - 1))

@@ -26,6 +26,7 @@ SSD_TOKEN_S: Final = 44e-6
 """At 3 GB/s."""
 OURS: Final = "ours: drained to DRAM, read on demand"
 LOST_WITHIN_S: Final = 900.0
+_SPEED_SPAN_S: Final = 28_800.0
 WINDOWS_S: Final = (60.0, 300.0, 900.0)
 
 
@@ -195,15 +196,20 @@ def speed_for(
     policy: Callable[[], RoutingPolicy],
     load: float,
     *,
+    warm_s: float = 0.0,
     rounds: int = 4,
 ) -> float:
     """How much faster than recorded the trace must run so that this fleet, undisturbed, spends the
     share `load` of its time on prefill while requests come. Found by repeated trial: hits depend a
-    little on the speed."""
+    little on the speed. What comes in the first `warm_s` of the trace isn't counted, and of what
+    comes later eight hours suffice."""
+    start = arrivals[0].at + warm_s
+    part = [one for one in arrivals if one.at <= start + _SPEED_SPAN_S]
+    counted = {number for number, one in enumerate(part) if one.at >= start}
+    span_s = max(1e-9, part[-1].at - start)
     speed = 1.0
-    span_s = max(1e-9, arrivals[-1].at - arrivals[0].at)
     for _ in range(rounds):
-        made = run(arrivals, block_tokens, Fleet(spec, policy()), speed=speed)
-        busy_s = fsum(job.computed_s for job in made.jobs) / spec.workers
+        made = run(part, block_tokens, Fleet(spec, policy()), speed=speed)
+        busy_s = fsum(made.jobs[number].computed_s for number in counted) / spec.workers
         speed *= load / (busy_s / (span_s / speed))
     return speed

@@ -38,7 +38,9 @@ def routing(trace: Trace, wanted: Wanted, progress: Progress) -> Iterator[Table]
         spec = fleet_of(wanted, trace, wanted.workers, tokens)
         load = wanted.loads[0]
         progress(f"routing, {tokens / 1e6:g} M: the speed")
-        speed = speed_for(trace.arrivals, trace.block_tokens, spec, reference, load)
+        speed = speed_for(
+            trace.arrivals, trace.block_tokens, spec, reference, load, warm_s=wanted.warm_up_s
+        )
         shared = FleetSpec(spec.worker, spec.service, spec.workers, is_shared=True)
         fleets = [(name, Fleet(spec, POLICIES[name]())) for name in POLICIES]
         fleets.append(("bound: one shared cache", Fleet(shared, POLICIES["least_loaded"]())))
@@ -49,7 +51,7 @@ def routing(trace: Trace, wanted: Wanted, progress: Progress) -> Iterator[Table]
             found = measures_of(
                 made,
                 spec.workers,
-                start=wanted.uncounted_s / speed if wanted.open_sessions else 0.0,
+                start=wanted.warm_up_s / speed,
             )
             ttft = found.ttft
             rows.append(

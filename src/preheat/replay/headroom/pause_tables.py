@@ -48,7 +48,7 @@ def pauses(trace: Trace, wanted: Wanted, progress: Progress) -> Iterator[Table]:
     """What is lost while sessions wait, arm by arm: a table for each capacity."""
     sessions = wanted.open_sessions or 1.0
     sizes = wanted.session_tokens if wanted.open_sessions else wanted.alone_tokens
-    counted = wanted.uncounted_s if wanted.open_sessions else 0.0
+    counted = wanted.warm_up_s
     sitting = Sitting(trace.arrivals, trace.block_tokens, sessions, counted, wanted.service)
     for tokens in sizes:
         kept = []
@@ -96,11 +96,11 @@ def trunks(trace: Trace, wanted: Wanted, progress: Progress) -> Table:
         blocks = int(tokens * sessions) // trace.block_tokens
         store = PrefixStore(blocks, LeafLru())
         served = serve(trace.arrivals, trace.block_tokens, wanted.service, store)
-        counted = [one for one in served if one.at >= wanted.uncounted_s]
+        counted = [one for one in served if one.at >= wanted.warm_up_s]
         chosen = [
             one
             for number, one in enumerate(served)
-            if number in firsts and one.at >= wanted.uncounted_s
+            if number in firsts and one.at >= wanted.warm_up_s
         ]
         known = sum(one.known for one in chosen)
         now, warm = (

@@ -37,3 +37,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float = 60.0
     service: ServiceModel = ServiceModel()
     decodes: bool = False
+
+    @property
+    def warm_up_s(self) -> float:
+        """What isn't counted at the beginning of a trace: a drawn calendar begins with nobody there."""
+        return self.uncounted_s if self.open_sessions else 0.0

@@ -219,6 +219,18 @@ def test_an_unknown_format_is_told_with_those_that_are_known(tmp_path: Path) -> 
         read([path], format="excel")
 
 
+@pytest.mark.parametrize(
+    ("data", "hint"), [(b'[\n{"a": 1}\n]', "jq -c '.\\[\\]'"), (b'{\n "a": 1\n}\n', "jq -c .")]
+)
+def test_json_of_another_shape_is_told_how_to_be_lines(
+    data: bytes, hint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "export.json"
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match=hint):
+        read([path])
+
+
 def test_a_binary_file_is_not_guessed_at(tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 9)

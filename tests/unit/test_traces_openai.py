@@ -208,6 +208,13 @@ def test_what_was_redacted_has_no_blocks_and_no_key(tmp_path: Path) -> None:
     assert any("no text" in rule for rule in trace.rules)
 
 
+def test_texts_that_litellm_cut_are_told(tmp_path: Path) -> None:
+    long = "a" * 700 + "... (litellm_truncated 12982 chars)" + "b" * 1300
+    trace = found(tmp_path, spend(messages=[{"role": "user", "content": long}]), spend())
+    assert any("cut texts of 1 prompts" in rule for rule in trace.rules)
+    assert not any("cut" in rule for rule in found(tmp_path, spend()).rules)
+
+
 def test_failures_are_arrivals_too(tmp_path: Path) -> None:
     trace = found(
         *(tmp_path, litellm(status="failure", response=None, completion_tokens=0)),

@@ -33,6 +33,9 @@ _SHAPES: Final = (
     *(("custom_id", "body"), ("custom_id", "response"), ("at", "body"), ("messages",)),
     *(("prompt", "model"), ("request", "timestamp")),
 )
+_CUT: Final = b"litellm_truncated "
+"""What stands in a text's middle where LiteLLM stored its beginning and end only."""
+
 _PATHS: Final = (
     ("messages", "/v1/chat/completions"),
     ("prompt", "/v1/completions"),
@@ -62,6 +65,7 @@ class _Prompts:
     def __init__(self) -> None:
         self._keyring = Keyring(b"", str, memo_entries=2)
         self._keys, self._blocks = Numbering(), Numbering()
+        self.were_cut = 0
 
     def see(self, seen: _Seen) -> None:
         """Fills in what a body says, and lets it go."""
@@ -69,6 +73,7 @@ class _Prompts:
         body, exchange.body = exchange.body, b""
         if not body:
             return
+        self.were_cut += _CUT in body
         path = exchange.path or _path_of(body)
         prompt = prompt_of(body, b"", (exchange.model,))
         starts = range(0, len(prompt.blocks), HASH_BYTES)
@@ -136,6 +141,11 @@ def _seen(sources: Sequence[Source], reading: Reading) -> Iterator[_Seen]:
                 reading.refuse(source, number, said(error))
                 continue
             yield seen
+    if prompts.were_cut:
+        reading.tell(
+            f"LiteLLM had cut texts of {prompts.were_cut} prompts (MAX_STRING_LENGTH_PROMPT_IN_DB): "
+            "what differs there can't be seen, so hits are overstated."
+        )
 
 
 def _joined(seen: list[_Seen], reading: Reading) -> list[_Seen]:

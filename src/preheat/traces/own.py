@@ -131,10 +131,8 @@ def name_of(expansion: Expansion) -> str:
 
 
 def tables(folder: Path) -> Iterator[pa.Table]:
-    """All there is, file by file, each in order of arrival. Raises FileNotFoundError, at once.
-
-    A file that is deleted because it is old while this runs is left out.
-    """
+    """All there is, file by file, each in order of arrival; without those that are deleted
+    meanwhile because they are old. Raises FileNotFoundError, at once."""
     _check_there(folder)
     return (found for file in files(folder) if (found := file.load()) is not None)
 
@@ -175,15 +173,14 @@ class LogFile(msgspec.Struct, frozen=True):
 
 
 def file_of(path: Path) -> LogFile:
-    """One file by itself, Parquet or spool. Its loading may raise OSError or ValueError."""
-    is_spool = path.suffix == ".arrows"
-    return LogFile(path, 0, partial(_spool_table if is_spool else _read_parquet, path))
+    """One by itself, Parquet or spool. Its loading may raise OSError or ValueError."""
+    load = _spool_table if path.suffix == ".arrows" else _read_parquet
+    return LogFile(path, 0, partial(load, path))
 
 
 def files(folder: Path) -> list[LogFile]:
-    """The files of a folder, oldest first; spools of which there is a Parquet file aren't among
-    them. Spools are read before the Parquet files are looked for: one that is gone is among them.
-    """
+    """Oldest first, without spools of which there is a Parquet file. Spools are read before those
+    are looked for: one that is gone is among them."""
     spools = {path: _read_spool(path) for path in sorted(folder.glob("spool-*.arrows"))}
     paths = sorted(folder.glob("log-*.parquet"))
     found = [LogFile(path, _from_us(path), partial(_read_parquet, path)) for path in paths]

@@ -140,6 +140,10 @@ def _why_unknown(source: Source) -> str:
         return "nothing is in it"
     if not source.head.is_text:
         return "a binary file of no format that can be told by its content"
+    if source.head.data.lstrip().startswith(b"["):
+        return "a JSON array, where traces have an object a line (jq -c '.[]' makes such lines)"
+    if source.head.data.lstrip().startswith(b"{") and not source.head.names:
+        return "no JSON object in its first lines, where traces have one a line (see jq -c .)"
     return "no known format"
 
 

@@ -1,0 +1,216 @@
+"""`preheat replay` and `preheat headroom` as a user meets them: good traces, and every kind of bad one."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from preheat.cli import main
+from preheat.replay import report
+
+
+def rows(count: int = 60) -> list[dict[str, object]]:
+    """Mooncake's form: six conversations that take turns and grow."""
+    made = []
+    for number in range(count):
+        session, turn = number % 6, number // 6
+        blocks = [1, *(1000 * session + 10 + i for i in range(turn + 1))]
+        made.append(
+            {
+                "timestamp": number * 700 + 3 * (number % 5),
+                "input_length": 512 * len(blocks) + 7,
+                "output_length": 20,
+                "hash_ids": [*blocks, 900_000 + number],
+            }
+        )
+    return made
+
+
+def write(path: Path, lines: list[str]) -> str:
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return str(path)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    return write(tmp_path / "t.jsonl", [json.dumps(row) for row in rows()])
+
+
+SMALL = ["--workers", "2", "--worker-tokens", "8000", "--tier-tokens", "30000"]
+
+
+def test_the_saving_is_told_in_words_and_in_tables(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", trace, *SMALL, "--gpu-hour", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "60 requests (mooncake)" in said
+    assert "of the GPU time for reading prompts would have been saved" in said
+    assert "USD" in said
+    for word in ("round robin, no response cache", "all together", "belady", "gap closed"):
+        assert word in said
+
+
+def test_one_document_and_one_page(
+    trace: str, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    page = tmp_path / "r.html"
+    assert main(["replay", trace, *SMALL, "--json", "--html", str(page)]) == 0
+    made = report.decode(capsysbinary.readouterr().out)
+    assert made.trace is not None
+    assert made.trace.requests == 60
+    assert b"preheat.report/1" in page.read_bytes()
+
+
+def failing(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 1) -> str:
+    if code == 2:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 2
+    else:
+        assert main(arguments) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    return said.err
+
+
+def test_an_empty_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "empty" in failing(["replay", write(tmp_path / "t.jsonl", [])], capsys)
+
+
+def test_a_trace_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nowhere" in failing(["replay", str(tmp_path / "nowhere")], capsys)
+
+
+def test_an_unknown_format_names_the_known_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = failing(["replay", write(tmp_path / "t.csv", ["a;b", "1;2"])], capsys)
+    assert "mooncake" in said
+    assert "--format" in said or "format" in said
+
+
+def test_a_torn_line_is_named_and_skipped_or_fatal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [json.dumps(row) for row in rows()]
+    path = write(tmp_path / "t.jsonl", [*lines[:30], lines[30][:-9], *lines[31:]])
+    assert main(["replay", path, *SMALL]) == 0
+    told = capsys.readouterr()
+    assert "59 requests" in told.out
+    assert "t.jsonl:31" in told.err
+    assert "31" in failing(["replay", path, "--on-bad", "fail"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("input_length", -5), ("timestamp", -1), ("output_length", "x")]
+)
+def test_a_negative_or_wrong_field_is_a_bad_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str, value: object
+) -> None:
+    made = rows()
+    made[10][field] = value
+    path = write(tmp_path / "t.jsonl", [json.dumps(row) for row in made])
+    assert main(["replay", path, *SMALL]) == 0
+    assert "t.jsonl:11" in capsys.readouterr().err
+
+
+def test_a_truncated_file_is_used_as_far_as_it_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "".join(f"{json.dumps(row)}\n" for row in rows(600)).encode()
+    whole = gzip.compress(text)
+    path = tmp_path / "t.jsonl.gz"
+    path.write_bytes(whole[: len(whole) // 2])
+    assert main(["replay", str(path), *SMALL]) == 0
+    told = capsys.readouterr()
+    assert " requests (mooncake)" in told.out
+    assert "skipped" in told.err
+    failing(["replay", str(path), "--on-bad", "fail"], capsys)
+
+
+def test_unsorted_times_are_sorted_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = rows()
+    path = write(tmp_path / "t.jsonl", [json.dumps(row) for row in reversed(made)])
+    assert main(["replay", path, *SMALL]) == 0
+    assert "order" in capsys.readouterr().out
+
+
+def test_mixed_formats_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = write(tmp_path / "a.jsonl", [json.dumps(row) for row in rows()])
+    other = write(
+        tmp_path / "b.csv",
+        ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.6805900,374,44"],
+    )
+    said = failing(["replay", one, other], capsys)
+    assert "b.csv" in said
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--workers", "0"],
+        ["--worker-tokens", "0"],
+        ["--worker-tokens", "-3"],
+        ["--tier-tokens", "-1"],
+        ["--speed", "0"],
+        ["--gpu-hour", "nan"],
+        ["--ttl", "-1"],
+    ],
+)
+def test_impossible_numbers_are_refused(
+    trace: str, capsys: pytest.CaptureFixture[str], option: list[str]
+) -> None:
+    assert option[0] in failing(["replay", trace, *option], capsys, code=2)
+
+
+def test_a_memory_smaller_than_a_block_refuses_everything_and_says_so(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", trace, "--worker-tokens", "100", "--workers", "1"]) == 0
+    assert "longer than a worker's memory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", [["--routing", "best"], ["--policy", "magic"]])
+def test_unknown_names_are_told_with_the_known(
+    trace: str, capsys: pytest.CaptureFixture[str], option: list[str]
+) -> None:
+    said = failing(["replay", trace, *option], capsys)
+    assert option[1] in said
+    assert "known:" in said
+
+
+def test_a_page_that_cannot_be_written_is_told_before_the_work(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "folder" in failing(["replay", trace, "--html", "/no/where/r.html"], capsys)
+
+
+def test_headroom_prints_its_tables(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--workers", "2", "--worker-tokens", "8000", "--alone-tokens", "8000"]
+    assert main(["headroom", trace, *options, "--switches", "2"]) == 0
+    said = capsys.readouterr().out
+    for word in (
+        "Block hit ratio of one memory",
+        "clairvoyant",
+        "one restarts: 2 x",
+        "rolling deploy",
+        "one shared cache",
+    ):
+        assert word in said
+
+
+def test_headroom_says_what_a_trace_cannot_tell(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "residency" in failing(["headroom", trace, "--part", "residency"], capsys)
+    assert "known:" in failing(["headroom", trace, "--part", "magic"], capsys)
+    bare = write(
+        tmp_path / "b.csv",
+        ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.6805900,374,44"],
+    )
+    assert "neither prompts' blocks nor keys" in failing(["headroom", bare], capsys)

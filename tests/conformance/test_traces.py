@@ -189,6 +189,7 @@ def test_a_folder_of_parts_is_one_trace(name: str, tmp_path: Path) -> None:
         assert len(trace.arrivals) == len(whole.arrivals)
     ats = [one.at for one in trace.arrivals]
     assert ats == sorted(ats)
+    assert len({one.id for one in trace.arrivals}) == len(ats)
     if whole.times == "measured":
         spread_alike = [one.at for one in whole.arrivals]
         assert ats == pytest.approx(spread_alike)
@@ -348,6 +349,13 @@ RECORDED: dict[str, tuple[str, int, dict[str, Any]]] = {
     "cache_traces/lirs__ps.trace.gz": ("lirs", 10_448, {}),
     "cache_traces/lirs__sprite.trace.gz": ("lirs", 133_996, {}),
 }
+SESSIONS = {
+    "weka_agentic/v6_global.jsonl.gz": 297,
+    "weka_agentic/v8_local.jsonl.gz": 272,
+    "lmcache_agent_traces/miniswe.jsonl.gz": 13,
+    "lmcache_agent_traces/magagent.jsonl.gz": 16,
+    "taubench_airline": 132,
+}
 DISTINCT = {
     "cache_traces/cache2k__web12.trace.xz": 13_756,
     "cache_traces/libcachesim__cloudPhysicsIO.oracleGeneral.bin.xz": 48_974,
@@ -370,11 +378,14 @@ def test_recorded_traces_are_read_whole(name: str, shared_data: Path) -> None:
     assert (trace.format, trace.skipped) == (known, 0)
     assert len(trace.arrivals) == (count or len(trace.arrivals))
     before = 0.0
-    keys = set()
+    keys, sessions = set(), set()
     for one in trace.arrivals:
         assert one.at >= before
         assert lengths_are_possible(one)
         before = one.at
         keys.add(one.key)
+        sessions.add(one.session)
     if name in DISTINCT:
         assert len(keys) == DISTINCT[name]
+    if name in SESSIONS:
+        assert len(sessions) == SESSIONS[name]

@@ -168,6 +168,15 @@ def test_recorded_groups_have_the_hits_of_a_plain_count(shared_data: Path) -> No
     assert hits / accesses == pytest.approx(0.957, abs=0.003)
 
 
+def test_local_sessions_have_the_hits_that_were_counted(shared_data: Path) -> None:
+    path = shared_data / "weka_agentic" / "v8_local.jsonl.gz"
+    if not path.is_file():
+        pytest.skip(f"this trace isn't here ({path})")
+    full = [one.blocks[: one.input_tokens // 1024] for one in read([path]).arrivals]
+    accesses, _, hits = infinite_hits(full)
+    assert hits / accesses == pytest.approx(0.960, abs=0.002)  # of the whole set
+
+
 def test_a_weka_request_keeps_what_the_trace_says(tmp_path: Path) -> None:
     trace = read([saved(tmp_path, "s.jsonl", weka(1))])
     second = trace.arrivals[1]
@@ -272,6 +281,22 @@ def test_burstgpts_minutes_keep_their_tokens(tmp_path: Path) -> None:
     assert Counter(int(one.at // 86_400) for one in read([days]).arrivals) == {0: 70, 1: 9}
     together = read([path, days])
     assert sum(one.at >= 86_400 for one in together.arrivals) == pytest.approx(4, abs=6)
+
+
+def test_burstgpts_single_requests_are_as_recorded(tmp_path: Path) -> None:
+    path = saved(
+        tmp_path,
+        "BurstGPT_1.csv",
+        b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n",
+        b"5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,230,1317,API log\n",
+    )
+    trace = read([path])
+    assert (trace.times, trace.rules) == ("measured", ())
+    second = trace.arrivals[1]
+    assert (second.at, second.model, second.input_tokens, second.output_tokens, second.kind) == (
+        *(45.0, "GPT-4", 1087, 230),
+        "API log",
+    )
 
 
 def test_bings_queries_come_by_popularity(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
     arrivals = [
         Arrival(
             at=seconds_of(row.at),
-            id=str(number),
+            id=f"{source.prefix}{number}",
             tenant=row.user,
             model=row.model,
             key=models.of(row.model) if row.model else UNKNOWN,

@@ -28,7 +28,7 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
     arrivals = [
         Arrival(
             at=seconds_of(row.at),
-            id=str(number),
+            id=f"{source.prefix}{number}",
             kind=source.path.name.partition(".")[0] if len(sources) > 1 else "",
             input_tokens=row.input_tokens,
             output_tokens=row.output_tokens,

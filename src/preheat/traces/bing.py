@@ -40,7 +40,9 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
             place = f"{row.country}/{row.state}" if row.state else row.country
             for draw in range(max(1, round(row.popularity * scale))):
                 at = midnight_at + chance.random() * _DAY_S
-                arrivals.append(Arrival(at=at, id=f"{number}.{draw}", tenant=place, key=key))
+                arrivals.append(
+                    Arrival(at=at, id=f"{source.prefix}{number}.{draw}", tenant=place, key=key)
+                )
     reading.tell(
         f"Each query of a day and place comes as often as its popularity (1 to 100) times {scale:g} "
         f"says, at least once, at times drawn evenly from the day (seed {reading.rules.seed}). "

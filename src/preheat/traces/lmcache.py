@@ -37,7 +37,7 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
             arrivals.append(
                 Arrival(
                     at=seconds_from(line.timestamp),
-                    id=str(number) if len(sources) == 1 else f"{source.path.name}/{number}",
+                    id=f"{source.prefix}{number}",
                     session=line.session_id,
                     turn=turns[line.session_id],
                     key=keys.of_text(prompt),

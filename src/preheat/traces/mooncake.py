@@ -41,7 +41,7 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
     lines: list[_Line] = []
     names: list[str] = []
     decoder = msgspec.json.Decoder(_Line)
-    for place, source in enumerate(sources):
+    for source in sources:
         for number, line in reading.records(source, decoder):
             blocks = -(-line.input_length // BLOCK_TOKENS)
             if len(line.hash_ids) != blocks:
@@ -49,7 +49,7 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
                 reading.refuse(source, number, why)
                 continue
             lines.append(line)
-            names.append(f"{place}-{number}" if len(sources) > 1 else str(number))
+            names.append(f"{source.prefix}{number}")
     ats = [line.timestamp / 1000 for line in lines]
     if reading.rules.batch_spread and (step_s := batch_s(ats)):
         ats = spread(ats, step_s)

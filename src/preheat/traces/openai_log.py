@@ -184,7 +184,7 @@ def _arrival(seen: _Seen, at: float, per_byte: float, turns: Turns) -> Arrival:
         tokens = round(seen.prompt_bytes * per_byte)
     return Arrival(
         at=at,
-        id=exchange.id or str(seen.line),
+        id=exchange.id or f"{seen.source.prefix}{seen.line}",
         session=exchange.session,
         turn=turn,
         tenant=exchange.tenant,

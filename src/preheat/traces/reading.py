@@ -95,6 +95,9 @@ def _found(paths: Sequence[Path | str]) -> list[Source]:
             raise TraceError(f"{path}: there is no such file or folder")
     if not sources:
         raise TraceError("no trace was named: give a file or a folder")
+    if len(sources) > 1:
+        for place, source in enumerate(sources):
+            source.prefix = f"{place}-"
     return sources
 
 

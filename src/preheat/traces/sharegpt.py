@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Annotated, Final
 
 import msgspec
@@ -38,10 +39,9 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
         for _, line in reading.records(source, decoder):
             prompt = line.input.encode()
             name = str(line.user)
-            session = rounds[name]
-            session.append(
+            rounds[name].append(
                 Arrival(
-                    at=len(session) * rules.turn_s,
+                    at=0.0,
                     id=f"{name}/{line.round}",
                     session=name,
                     turn=line.round,
@@ -49,16 +49,24 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
                     input_tokens=tokens_of(prompt),
                     output_tokens=line.output_tokens,
                     blocks=texts.blocks(prompt),
-                    think_s=rules.turn_s if session else UNKNOWN,
                 )
             )
-    sessions = [Session(name, arrivals) for name, arrivals in rounds.items()]
+    sessions = [Session(name, _apart(arrivals, rules.turn_s)) for name, arrivals in rounds.items()]
     return Draft(
         arrivals=placed(sessions, reading),
         block_tokens=CHUNK_TOKENS,
         times="rule",
         is_ordered=True,
     )
+
+
+def _apart(arrivals: list[Arrival], turn_s: float) -> list[Arrival]:
+    """In order of their rounds, so many seconds apart."""
+    ordered = sorted(arrivals, key=attrgetter("turn"))
+    return [
+        msgspec.structs.replace(one, at=place * turn_s, think_s=turn_s if place else UNKNOWN)
+        for place, one in enumerate(ordered)
+    ]
 
 
 FORMAT: Final = Format(_recognises, _read)

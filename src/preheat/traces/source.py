@@ -46,12 +46,14 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class Source:
-    """A file. `folder` is the one in which it was found, if that was given instead of it."""
+    """A file. `folder` is the one in which it was found, if that was given instead of it.
+    `prefix` keeps names of several files' requests and sessions apart; of one file it is empty."""
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:
         self.path = path
         self.folder = folder
         self.name = str(path)
+        self.prefix = ""
 
     def open(self) -> io.BufferedIOBase:
         """Its decompressed bytes. Raises TraceError, also for a compression nobody here knows."""

@@ -43,9 +43,7 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
     decoder = msgspec.json.Decoder(_Line)
     for source in sources:
         for number, line in reading.records(source, decoder):
-            name = f"{line.task_id}-{line.trial}"
-            if len(sources) > 1:
-                name = f"{source.path.name}/{name}"
+            name = f"{source.prefix}{line.task_id}-{line.trial}"
             try:
                 arrivals = _requests(line, name, rules.turn_s, texts, keys)
             except msgspec.MsgspecError:

@@ -62,8 +62,7 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
             if why:
                 reading.refuse(source, number, why)
                 continue
-            name = line.id if len(sources) == 1 else f"{source.path.name}/{line.id}"
-            sessions.append(_session(line, name, groups, keys))
+            sessions.append(_session(line, source.prefix + line.id, groups, keys))
     if block_tokens != _ID_TOKENS:
         reading.tell(f"Blocks of 64 tokens are read in groups of {block_tokens} tokens.")
     return Draft(

@@ -77,10 +77,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fit-share", type=float, default=0.4, help="of it to fit on (0.4)")
     parser.add_argument("--conversations-per-s", type=float, default=0.16, help="begin (0.16)")
     parser.add_argument("--shorts-per-s", type=float, default=0.14, help="short questions (0.14)")
-    parser.add_argument("--cache-mib", type=int, default=64, help="each prompt cache (64)")
+    parser.add_argument("--cache-mib", type=int, default=256, help="each prompt cache (256)")
     parser.add_argument("--model", default="", help="a GGUF file; else the weights' package")
     parser.add_argument(
-        "--keep", type=Path, help="a folder for the run's files, or of a kept run to replay anew"
+        "--keep", default="", help="a folder for the run's files, or of a kept run to replay anew"
     )
     parser.add_argument("--seed", type=int, default=1, help="of the traffic (1)")
 
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
     )
     pace = Pace(options.seconds, options.conversations_per_s, options.shorts_per_s, options.seed)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
-        folder = options.keep or Path(name)
+        folder = Path(options.keep or name)
         if not (folder / KEPT).exists():
             folder.mkdir(parents=True, exist_ok=True)
             _live(folder, settings, pace, options.fit_share, progress)

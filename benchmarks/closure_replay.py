@@ -138,22 +138,25 @@ class Replay:
         elif one.key in self._flights:
             self.came.append(Replayed("join"))
         else:
-            place = self._least_loaded() if self._placed is None else self._placed[number]
+            if self._placed is not None:
+                place = self._placed[number]
+            else:
+                place = least_loaded([server.in_flight for server in self._servers], self._turn)
+                self._turn = place + 1
             prompt = one.prompt(number, place)
             self.came.append(Replayed("forward", prompt))
             self._flights.add(one.key)
             self._servers[place].submit(prompt)
-
-    def _least_loaded(self) -> int:
-        """As the gateway's group of upstreams: fewest in flight, in turn where several have."""
-        count = len(self._servers)
-        order = [(self._turn + step) % count for step in range(count)]
-        best = min(order, key=lambda place: self._servers[place].in_flight)
-        self._turn = (best + 1) % count
-        return best
 
     def _ended(self, prompt: Prompt) -> None:
         one = self._asked[prompt.number]
         self._flights.discard(one.key)
         if one.is_kept:
             self._stored.add(one.key)
+
+
+def least_loaded(loads: Sequence[int], turn: int) -> int:
+    """Who of a group of equal upstreams the gateway asks: fewest in flight, in turn where that is
+    several (`preheat.engines.group`)."""
+    count = len(loads)
+    return min(((turn + step) % count for step in range(count)), key=loads.__getitem__)

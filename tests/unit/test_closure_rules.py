@@ -4,6 +4,8 @@ import random
 
 import pytest
 
+pytest.importorskip("pyarrow", reason="the request log needs the extra 'log'")
+
 from benchmarks.closure_replay import least_loaded
 from preheat.core.breaker import Breaker
 from preheat.engines.group import Group, Rules

@@ -140,7 +140,8 @@ def by_frequency(jobs: Sequence[Job], now: float) -> Mapping[int, float]:
 
 def by_old_frequency(jobs: Sequence[Job], now: float) -> Mapping[int, float]:
     """The same as of half the time ago: a list made in advance, as yesterday's is."""
-    return by_frequency(jobs, now / 2)
+    first = min((job.arrived_at for job in jobs), default=now)
+    return by_frequency(jobs, (first + now) / 2)
 
 
 def by_decayed_frequency(jobs: Sequence[Job], now: float) -> Mapping[int, float]:

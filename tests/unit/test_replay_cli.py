@@ -214,3 +214,12 @@ def test_headroom_says_what_a_trace_cannot_tell(
         ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.6805900,374,44"],
     )
     assert "neither prompts' blocks nor keys" in failing(["headroom", bare], capsys)
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"), [("seeds=1", "no such rule"), ("seed=x", "seed"), ("hours=-2", "hours")]
+)
+def test_a_rule_that_cannot_be_is_told(
+    trace: str, capsys: pytest.CaptureFixture[str], rule: str, said: str
+) -> None:
+    assert said in failing(["replay", trace, "--rule", rule], capsys)

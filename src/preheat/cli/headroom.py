@@ -12,10 +12,10 @@ size of one memory), pauses (sessions that wait, return and end), trunks (first 
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preheat.cli.progress import Line
+from preheat.cli.reading import add_reading_arguments, read_trace
 
 if TYPE_CHECKING:
     from preheat.replay.report import Table
@@ -23,14 +23,10 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("trace", nargs="+", type=Path, metavar="TRACE")
+    add_reading_arguments(parser)
     parser.add_argument(
         "--part", action="append", default=[], metavar="NAME", help="only this part; repeatable"
     )
-    parser.add_argument(
-        "--format", metavar="NAME", help="the trace's format, if it isn't recognised"
-    )
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all that is drawn (1)")
     fleet = parser.add_argument_group("what it runs on")
     fleet.add_argument("--workers", type=_count, default=8, metavar="N", help="of the fleet (8)")
     fleet.add_argument(
@@ -53,16 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="continuous batching with decoding, not prefill alone",
     )
-    sessions = parser.add_argument_group("traces of sessions without a calendar")
-    sessions.add_argument(
-        "--open-sessions",
-        type=float,
-        metavar="S",
-        help="draw sessions so that S are open in the mean",
-    )
-    sessions.add_argument(
-        "--hours", type=float, default=30.0, help="of the calendar (30; 6 not counted)"
-    )
     events = parser.add_argument_group("events")
     events.add_argument("--switches", type=_count, default=6, metavar="N", help="moments tried (6)")
     events.add_argument(
@@ -77,17 +63,8 @@ def run(options: argparse.Namespace) -> int:
     from preheat.replay import report
     from preheat.replay.headroom.study import study
     from preheat.replay.headroom.wanted import Wanted
-    from preheat.traces.reading import read
-    from preheat.traces.rules import Rules
 
-    drawn = options.open_sessions is not None
-    rules = Rules(
-        seed=options.seed,
-        sessions="drawn" if drawn else "once",
-        open_sessions=options.open_sessions or 20.0,
-        hours=options.hours,
-    )
-    trace = read(options.trace, format=options.format, rules=rules)
+    trace = read_trace(options)
     defaults = Wanted()
     wanted = Wanted(
         workers=options.workers,
@@ -95,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         alone_tokens=options.alone_tokens or defaults.alone_tokens,
         session_tokens=options.session_tokens or defaults.session_tokens,
         open_sessions=options.open_sessions,
-        uncounted_s=min(defaults.uncounted_s, 0.2 * options.hours * 3_600.0),
+        uncounted_s=min(defaults.uncounted_s, 0.2 * trace.arrivals[-1].at),
         switches=options.switches,
         budget_s=options.budget_s,
         decodes=options.decodes,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preheat.cli.progress import Line
+from preheat.cli.reading import add_reading_arguments, read_trace
 from preheat.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,23 +29,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("trace", nargs="+", type=Path, metavar="TRACE")
-    reading = parser.add_argument_group("reading")
-    reading.add_argument(
-        "--format", metavar="NAME", help="the trace's format, if it isn't recognised"
-    )
-    reading.add_argument(
-        "--on-bad", choices=("skip", "fail"), default="skip", help="what a bad line does (skip)"
-    )
-    reading.add_argument(
-        "--open-sessions",
-        type=_positive,
-        metavar="S",
-        help="of sessions without start times, draw so many that S are open in the mean",
-    )
-    reading.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of all that is drawn (0)"
-    )
+    add_reading_arguments(parser)
     fleet = parser.add_argument_group("the fleet")
     fleet.add_argument(
         "--workers", type=_count, default=8, metavar="N", help="serving processes (8)"
@@ -103,19 +88,14 @@ def run(options: argparse.Namespace) -> int:
     from preheat.replay import report
     from preheat.replay.replay import Questions, replay
     from preheat.replay.whatif import Setup
-    from preheat.traces.reading import read
-    from preheat.traces.rules import Rules
 
     _known("routing rule", [options.routing], POLICIES)
     _known("eviction policy", options.policy, eviction.POLICIES)
     if options.html is not None and not options.html.absolute().parent.is_dir():
         raise ConfigError(f"--html {options.html}: its folder doesn't exist")
     line = Line()
-    rules = Rules(seed=options.seed)
-    if options.open_sessions is not None:
-        rules = Rules(seed=options.seed, sessions="drawn", open_sessions=options.open_sessions)
     line.tell("reading")
-    trace = read(options.trace, format=options.format, rules=rules, on_bad=options.on_bad)
+    trace = read_trace(options)
     defaults = Questions()
     asked = Questions(
         setup=Setup(
@@ -140,10 +120,6 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.buffer.write(document + b"\n")
         return 0
-    for bad in trace.bad[:3]:
-        print(f"skipped {bad.path}:{bad.line}: {bad.why}", file=sys.stderr)
-    if trace.skipped > 3:
-        print(f"skipped {trace.skipped} lines in all", file=sys.stderr)
     print(_told(made))
     if options.html is None:
         print("\nWith --html FILE as a page, with --json as one document.")

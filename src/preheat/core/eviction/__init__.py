@@ -6,8 +6,21 @@ To add one: a new file here and one line in `POLICIES` (docs/adding-a-policy.md)
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 
+from preheat.core.eviction.gdsf import Gdsf
+from preheat.core.eviction.hold_value import HoldValue
+from preheat.core.eviction.lecar import LeCar
+from preheat.core.eviction.lfu import Lfu
+from preheat.core.eviction.lfu_da import LfuDa
+from preheat.core.eviction.lfu_plus import LfuPlus
+from preheat.core.eviction.lfu_plus_as_written import LfuPlusAsWritten
+from preheat.core.eviction.lhd import Lhd
 from preheat.core.eviction.lru import Lru
+from preheat.core.eviction.s3fifo import S3Fifo
+from preheat.core.eviction.semantic_lru import SemanticLru
+from preheat.core.eviction.semantic_lru_as_written import SemanticLruAsWritten
 from preheat.core.eviction.sieve import Sieve
+from preheat.core.eviction.t_lru import TLru
+from preheat.core.eviction.wtinylfu import WTinyLfu
 from preheat.core.types import PLAIN, Traits
 
 K = TypeVar("K")
@@ -46,5 +59,18 @@ class EvictionPolicy(Protocol[K]):
 
 POLICIES: Final[Mapping[str, Callable[..., EvictionPolicy[Any]]]] = {
     "lru": Lru,
+    "lfu": Lfu,
+    "lfu_da": LfuDa,
+    "s3fifo": S3Fifo,
     "sieve": Sieve,
+    "wtinylfu": WTinyLfu,
+    "gdsf": Gdsf,
+    "lhd": Lhd,
+    "lecar": LeCar,
+    "t_lru": TLru,
+    "j": HoldValue,
+    "lfu_plus": LfuPlus,
+    "lfu_plus_as_written": LfuPlusAsWritten,
+    "semantic_lru": SemanticLru,
+    "semantic_lru_as_written": SemanticLruAsWritten,
 }

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import MutableSequence
-from math import log2
+from math import inf, log2
 from typing import ClassVar, Final, Generic, TypeVar
 
 from preheat.core.chance import Chance
@@ -18,6 +18,9 @@ _SPAN: Final = 32
 _FADE: Final = 0.9
 """What the counts keep from one learning to the next, as the authors' code has it."""
 
+_EXPLORER_ONE_IN: Final = 32
+"""As the authors' code has it."""
+
 _FIRST_PERIOD: Final = 2_048
 _PERIOD: Final = 4
 """Requests for each entry held between two learnings, the least number of them beside."""
@@ -29,8 +32,9 @@ class Lhd(Generic[K]):
     Hit density = expected hits / expected time to the next hit or the eviction, given the age, per
     byte; times the seconds that a hit saves. It is learned from how old entries were at their hits and
     evictions, by class: a class is the size of the last two ages at hits, in powers of two. The
-    lowest of `candidates` drawn by chance and the `newest` last comers leaves. One in
-    `explore_one_in` entries is spared for its first rounds, so that ages beyond today's are seen.
+    lowest of `candidates` drawn by chance and the `newest` last comers leaves. Explorers, at most
+    `explore_share` of the entries, are spared until a hit or the oldest age that is told apart, so
+    that ages beyond today's are seen.
 
     Ages are counted in requests, and told apart in 512 steps up to 32 requests for each entry held
     (the authors: 20,000 steps, chosen once). Densities are learned anew every four requests for
@@ -41,11 +45,12 @@ class Lhd(Generic[K]):
     keeps_order: ClassVar[bool] = True
 
     def __init__(
-        self, *, candidates: int = 32, newest: int = 8, explore_one_in: int = 100, seed: int = 1
+        self, *, candidates: int = 32, newest: int = 8, explore_share: float = 0.01, seed: int = 1
     ) -> None:
         self._candidates = candidates
         self._newest = newest
-        self._explore_one_in = explore_one_in
+        self._explore_share = explore_share
+        self._explorers = 0
         self._chance = Chance(seed)
         self._slot: dict[K, int] = {}
         self._key: list[K] = []
@@ -68,7 +73,7 @@ class Lhd(Generic[K]):
         self._used_at.append(self._requests)
         self._last_age.append(_AGES * self._density.step)
         self._class.append(0)
-        self._is_explorer.append(self._chance.below(self._explore_one_in) == 0)
+        self._is_explorer.append(self._explores())
         self._size_bytes.append(max(1, size_bytes))
         self._value.append(traits.cost_s / max(1, size_bytes))
         self._recent.append(key)
@@ -83,6 +88,8 @@ class Lhd(Generic[K]):
         self._class[slot] = self._density.class_of(age + self._last_age[slot])
         self._last_age[slot] = age
         self._used_at[slot] = self._requests
+        self._explorers -= self._is_explorer[slot]
+        self._is_explorer[slot] = 0
         if traits is not None:
             self._value[slot] = traits.cost_s / self._size_bytes[slot]
 
@@ -91,6 +98,7 @@ class Lhd(Generic[K]):
         if key == self._named:
             self._density.eviction(self._class[slot], self._requests - self._used_at[slot])
         self._named = None
+        self._explorers -= self._is_explorer[slot]
         last = self._key.pop()
         if last != key:
             self._slot[last] = slot
@@ -134,8 +142,16 @@ class Lhd(Generic[K]):
 
     def _rank(self, slot: int) -> float:
         age = self._requests - self._used_at[slot]
-        rank = self._density.of(self._class[slot], age) * self._value[slot]
-        return rank + 1.0 if self._is_explorer[slot] else rank
+        if self._is_explorer[slot] and age < _AGES * self._density.step:
+            return inf
+        return self._density.of(self._class[slot], age) * self._value[slot]
+
+    def _explores(self) -> bool:
+        """Whether the newcomer is an explorer: by chance, while there is room for one more."""
+        has_room = self._explorers < self._explore_share * len(self._slot)
+        explores = has_room and self._chance.below(_EXPLORER_ONE_IN) == 0
+        self._explorers += explores
+        return explores
 
 
 class _Density:

@@ -52,6 +52,7 @@ class S3Fifo(Generic[K]):
         else:
             self._small[key] = 0
             self._small_bytes += size_bytes
+        self._keep_ghosts(int(len(self._size_bytes) * self._ghost_share))
 
     def touch(self, key: K, now: float, traits: Traits | None = None) -> None:
         queue = self._small if key in self._small else self._main
@@ -68,7 +69,8 @@ class S3Fifo(Generic[K]):
             del self._small[key]
             self._small_bytes -= size_bytes
             if key == self._named:
-                self._remember(key)
+                self._ghosts[key] = None
+                self._keep_ghosts(1 + int((1 + len(self._size_bytes)) * self._ghost_share))
         if key == self._named:
             self._named = None
 
@@ -103,14 +105,15 @@ class S3Fifo(Generic[K]):
         return bool(self._small) and (has_share or not self._main)
 
     def _failed(self) -> K | None:
-        """The first of the small queue, unless it was used: then it moves on."""
-        key, uses = next(iter(self._small.items()))
-        if uses < self._promote_at:
-            return key
-        del self._small[key]
-        self._main[key] = 0
-        self._small_bytes -= self._size_bytes[key]
-        self._main_bytes += self._size_bytes[key]
+        """The first of the small queue that wasn't used; those before it move on."""
+        while self._small:
+            key, uses = next(iter(self._small.items()))
+            if uses < self._promote_at:
+                return key
+            del self._small[key]
+            self._main[key] = 0
+            self._small_bytes -= self._size_bytes[key]
+            self._main_bytes += self._size_bytes[key]
         return None
 
     def _round(self) -> K | None:
@@ -124,8 +127,6 @@ class S3Fifo(Generic[K]):
         self._main.move_to_end(key)
         return None
 
-    def _remember(self, key: K) -> None:
-        self._ghosts[key] = None
-        most = int((len(self._size_bytes) + 1) * self._ghost_share)
+    def _keep_ghosts(self, most: int) -> None:
         while len(self._ghosts) > most:
             self._ghosts.popitem(last=False)

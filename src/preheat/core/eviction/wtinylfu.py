@@ -58,6 +58,7 @@ class WTinyLfu(Generic[K]):
         self._window_bytes = 0
         self._protected_bytes = 0
         self._held_bytes = 0
+        self._beaten: K | None = None
 
     def insert(self, key: K, size_bytes: int, now: float, traits: Traits = PLAIN) -> None:
         self._size_bytes[key] = size_bytes
@@ -91,17 +92,23 @@ class WTinyLfu(Generic[K]):
             self._protected_bytes -= size_bytes
         else:
             del self._probation[key]
+        if key == self._beaten:
+            self._beaten = None
+            if self._window:
+                self._admit(next(iter(self._window)))
 
     def victim(self, now: float) -> K:
+        self._beaten = None
         most_bytes = self._held_bytes - int(self._held_bytes * self._window_share)
         while self._window:
             candidate = next(iter(self._window))
             main_bytes = self._held_bytes - self._window_bytes
             if main_bytes + self._size_bytes[candidate] > most_bytes and main_bytes:
                 rival = self._main_last()
-                if self._counts.of(candidate) > self._counts.of(rival):
-                    return rival
-                return candidate
+                if self._counts.of(candidate) <= self._counts.of(rival):
+                    return candidate
+                self._beaten = rival
+                return rival
             self._admit(candidate)
         return self._main_last()
 
@@ -116,6 +123,7 @@ class WTinyLfu(Generic[K]):
             self._counted = 0
 
     def _admit(self, key: K) -> None:
+        """From the window into the main part, on probation."""
         del self._window[key]
         self._window_bytes -= self._size_bytes[key]
         self._probation[key] = None

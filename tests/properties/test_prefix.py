@@ -41,7 +41,7 @@ class Naive:
         return overlap, evicted
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(paths, max_size=60), st.integers(6, 20))
 def test_lru_evicts_what_touching_every_block_would(uses: list[list[int]], capacity: int) -> None:
     store, naive = PrefixStore(capacity, LeafLru()), Naive(capacity)
@@ -56,7 +56,7 @@ def test_lru_evicts_what_touching_every_block_would(uses: list[list[int]], capac
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(paths, st.integers(0, 3), st.booleans()), max_size=60), st.integers(0, 24)
 )

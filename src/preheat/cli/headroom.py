@@ -5,7 +5,7 @@
     preheat headroom log/ --workers 4 --worker-tokens 500000 --json > headroom.json
 
 TRACE is a file or folder of any format that `preheat replay` reads. Parts: capacity (hits by the
-size of one memory), pauses (sessions that wait, return and end), trunks (first requests), events
+size of one memory), granularity (where prompts are cut into blocks), pauses (sessions that wait, return and end), trunks (first requests), events
 (restarts, deploys, machines that join, peaks; each arm from nothing to the clairvoyant), routing
 (every rule), residency (traces of keys: which model stays loaded). Small is said to be small.
 """

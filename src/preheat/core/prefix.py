@@ -1,6 +1,6 @@
 """Which blocks of KV a memory pool holds: always whole prefixes, and the leaves go first."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final, Protocol
 
@@ -38,8 +38,9 @@ class LeafOrder(Protocol):
 
 
 class PrefixStore:
-    """The blocks of one pool, of equal size. A block's id names it with all before it, so a
-    block is here only if all before it on its path are: a flat map is the prefix tree.
+    """The blocks of one pool. A block's id names it with all before it, so a block is here only if
+    all before it on its path are: a flat map is the prefix tree. Each takes one place, or as many as
+    `sizes` says.
 
     What running requests use is held; of the rest the leaves may go, in the order of `order`.
     Blocks that nobody else can reuse (a prompt's last, partial one, and what is being generated)
@@ -47,7 +48,9 @@ class PrefixStore:
     SOSP 2023; vLLM's prefix caching frees a request's tail first), where `order` is `LeafLru`.
     """
 
-    def __init__(self, capacity_blocks: int, order: LeafOrder) -> None:
+    def __init__(
+        self, capacity_blocks: int, order: LeafOrder, sizes: Mapping[int, int] | None = None
+    ) -> None:
         if capacity_blocks < 0:
             raise ValueError(f"a pool can't have {capacity_blocks} blocks")
         self.capacity_blocks = capacity_blocks
@@ -57,7 +60,8 @@ class PrefixStore:
         self._parent: dict[int, int | None] = {}
         self._weight: dict[int, int] = {}  # children here, and requests that end at this block
         self._used_at: dict[int, float] = {}
-        self._private = 0
+        self._sizes = sizes
+        self._taken = 0  # places of all blocks that are here, and private ones
 
     def __len__(self) -> int:
         return len(self._parent)
@@ -68,7 +72,7 @@ class PrefixStore:
     @property
     def free_blocks(self) -> int:
         """Places that nothing is in."""
-        return self.capacity_blocks - self._private - len(self._parent)
+        return self.capacity_blocks - self._taken
 
     def overlap(self, blocks: Sequence[int]) -> int:
         """How many leading blocks are here: a binary search, as they are always whole prefixes."""
@@ -91,7 +95,8 @@ class PrefixStore:
         known = self.overlap(blocks)
         if known:
             self._weight[blocks[known - 1]] += 1  # the request's hold; then its first new block
-        if not self._make_room(len(blocks) - known + private, now):
+        needed = private + self._places(blocks[known:])
+        if not self._make_room(needed, now):
             if known:
                 self._let_go(blocks[known - 1])
             return False
@@ -103,7 +108,7 @@ class PrefixStore:
             parent = block
         if blocks:
             self._used_at[blocks[-1]] = now
-        self._private += private
+        self._taken += needed
         self._order.used(blocks, known, now, kind)
         return True
 
@@ -111,12 +116,12 @@ class PrefixStore:
         """So many more private blocks; False where there isn't room."""
         if not self._make_room(private, now):
             return False
-        self._private += private
+        self._taken += private
         return True
 
     def release(self, blocks: Sequence[int], private: int, now: float) -> None:
         """A request has ended: its blocks stay until they are pushed out, its private ones go."""
-        self._private -= private
+        self._taken -= private
         if blocks:
             self._used_at[blocks[-1]] = now
             self._let_go(blocks[-1])
@@ -132,9 +137,11 @@ class PrefixStore:
     def put(self, blocks: Sequence[int], used_at: float, kind: int = 0) -> int:
         """Bring in blocks that no request asks for (restored, warmed), as far as there are free
         places; nobody is pushed out. Returns how many came in."""
-        known = self.overlap(blocks)
-        count = min(len(blocks), known + self.free_blocks)
-        if count <= known:
+        known = count = self.overlap(blocks)
+        left = self.free_blocks
+        while count < len(blocks) and (left := left - self._places(blocks[count : count + 1])) >= 0:
+            count += 1
+        if count == known:
             return 0
         self.take(blocks[:count], 0, used_at, kind)
         self.release(blocks[:count], 0, used_at)
@@ -182,6 +189,10 @@ class PrefixStore:
         """See `Leaves`."""
         return self._used_at[block]
 
+    def _places(self, blocks: Sequence[int]) -> int:
+        sizes = self._sizes
+        return len(blocks) if sizes is None else sum(sizes[block] for block in blocks)
+
     def _let_go(self, block: int) -> None:
         self._weight[block] -= 1
         if not self._weight[block]:
@@ -189,7 +200,7 @@ class PrefixStore:
 
     def _make_room(self, count: int, now: float) -> bool:
         try:
-            for _ in range(count - self.free_blocks):
+            while count > self.free_blocks:
                 block = self._order.victim(self, now)
                 self._remove(block)
                 self.evicted.append(block)
@@ -199,6 +210,7 @@ class PrefixStore:
 
     def _remove(self, block: int) -> None:
         parent = self._parent.pop(block)
+        self._taken -= 1 if self._sizes is None else self._sizes[block]
         del self._weight[block]
         used_at = self._used_at.pop(block)
         self._order.removed(block)

@@ -6,6 +6,7 @@ from typing import Final
 
 from preheat.core.prefix import LeafLru, LeafOrder, PrefixStore
 from preheat.core.spread import spread_of
+from preheat.replay.granularity import cuts, effect, full_paths
 from preheat.replay.headroom.pauses import Kept, Sitting, arms, keep
 from preheat.replay.headroom.wanted import Progress, Wanted
 from preheat.replay.orders import Clairvoyant
@@ -18,7 +19,7 @@ CAPACITY_SHARES: Final = (0.01, 0.02, 0.05, 0.1, 0.25)
 
 def capacities(trace: Trace, wanted: Wanted, progress: Progress) -> Table:
     """Hits of one memory against its size: the engine's LRU, Belady, endless."""
-    paths = [one.blocks[: one.input_tokens // trace.block_tokens] for one in trace.arrivals]
+    paths = full_paths(trace)
     distinct = len({block for path in paths for block in path})
     rows = []
     for share in CAPACITY_SHARES:
@@ -130,6 +131,32 @@ def trunks(trace: Trace, wanted: Wanted, progress: Progress) -> Table:
             "p50 s warm",
             "p95 s now",
             "p95 s warm",
+        ),
+        rows=tuple(rows),
+    )
+
+
+def granularities(trace: Trace, wanted: Wanted, progress: Progress) -> Table:
+    """Where prompts are cut: hits, and how many blocks there are to keep books of."""
+    paths = full_paths(trace)
+    asked = sum(len(path) for path in paths)
+    distinct = len({block for path in paths for block in path})
+    sizes = [max(1, round(share * distinct)) for share in wanted.granularity_shares]
+    rows: list[tuple[str | float, ...]] = []
+    for make in cuts(trace):
+        cut = make()
+        ratios = []
+        for blocks in sizes:
+            progress(f"granularity {cut.name}, {blocks:,} blocks")
+            ratios.append(effect(trace, cut, asked, blocks).hit / max(1, asked))
+        rows.append((cut.name, len(cut.sizes), *ratios))
+    return Table(
+        title=f"Granularity: blocks of {trace.block_tokens} tokens, cut otherwise",
+        note="Hit ratio by tokens of full blocks under LRU, by the memory's share of what is distinct.",
+        columns=(
+            "cut",
+            "distinct blocks",
+            *(f"{share:.0%}" for share in wanted.granularity_shares),
         ),
         rows=tuple(rows),
     )

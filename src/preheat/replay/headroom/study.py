@@ -6,7 +6,7 @@ from typing import Final
 from preheat.errors import ConfigError
 from preheat.replay.headroom.event_tables import aftermaths
 from preheat.replay.headroom.fleets import routing
-from preheat.replay.headroom.pause_tables import capacities, pauses, trunks
+from preheat.replay.headroom.pause_tables import capacities, granularities, pauses, trunks
 from preheat.replay.headroom.residency import residency
 from preheat.replay.headroom.wanted import Progress, Wanted
 from preheat.replay.report import Table
@@ -15,6 +15,10 @@ from preheat.traces.arrival import Trace
 
 def _capacity(trace: Trace, wanted: Wanted, progress: Progress) -> Iterable[Table]:
     return (capacities(trace, wanted, progress),)
+
+
+def _granularity(trace: Trace, wanted: Wanted, progress: Progress) -> Iterable[Table]:
+    return (granularities(trace, wanted, progress),)
 
 
 def _trunks(trace: Trace, wanted: Wanted, progress: Progress) -> Iterable[Table]:
@@ -27,6 +31,7 @@ def _residency(trace: Trace, wanted: Wanted, progress: Progress) -> Iterable[Tab
 
 PARTS: Final[Mapping[str, Callable[[Trace, Wanted, Progress], Iterable[Table]]]] = {
     "capacity": _capacity,
+    "granularity": _granularity,
     "pauses": pauses,
     "trunks": _trunks,
     "events": aftermaths,

@@ -14,7 +14,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     `session_tokens` for each open session, where the trace's calendar draws sessions
     (`open_sessions` of them); then the first `uncounted_s` only fill the memory.
 
-    `rooms`: for how many models there is room at once.
+    `rooms`: for how many models there is room at once. `granularity_shares`: memories, by what is
+    distinct in the trace.
 
     `loads`: the shares of time that the undisturbed fleet spends on prefill. Events are tried at
     `switches` moments; each simulation begins `warm_s` before its moment. `budget_s` are the
@@ -29,6 +30,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     alone_tokens: tuple[int, ...] = (1_000_000, 3_000_000, 10_000_000)
     session_tokens: tuple[int, ...] = (16_000, 32_000, 64_000, 96_000, 128_000, 256_000)
     rooms: tuple[int, ...] = (3, 5)
+    granularity_shares: tuple[float, ...] = (0.01, 0.05, 0.25)
     open_sessions: float | None = None
     uncounted_s: float = 21_600.0
     loads: tuple[float, ...] = (0.7, 0.9)

@@ -43,7 +43,7 @@ OTHERWISE = {
 """Theirs that can't be compared as they are."""
 
 THEIRS = ALIKE | NEAR
-MOST_REQUESTS = 30_000
+MOST_REQUESTS = 20_000
 """Of each stream. `python -m benchmarks eviction_oracle` has a million of each."""
 
 SMALL_QUEUE = 20

@@ -133,6 +133,24 @@ def test_no_policy_hits_more_often_than_min(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("stream", "distinct", "min_percents"),
+    [("multi1", 2_606, (21.1, 49.3, 52.7, 62.6)), ("ps", 3_083, (17.9, 41.7, 54.4, 63.3))],
+)
+def test_min_finds_what_an_independent_program_found(
+    shared_data: Path, stream: str, distinct: int, min_percents: tuple[float, ...]
+) -> None:
+    """At 1, 5, 10 and 25 % of a LIRS trace's distinct keys."""
+    path = shared_data / "cache_traces" / f"lirs__{stream}.trace.gz"
+    if not path.is_file():
+        pytest.skip(f"this key stream isn't here ({path})")
+    with gzip.open(path, "rt") as lines:
+        keys = [int(line) for line in map(str.strip, lines) if line.isdigit()]
+    for share, percent in zip((0.01, 0.05, 0.1, 0.25), min_percents, strict=True):
+        hits = oracle.belady_keys(keys, int(share * distinct), bypass=True)
+        assert round(100 * hits / len(keys), 1) == percent
+
+
 def test_without_the_solver_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(name: str) -> None:
         raise ImportError(name)

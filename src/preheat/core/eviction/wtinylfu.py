@@ -27,7 +27,8 @@ class WTinyLfu(Generic[K]):
 
     How often is counted in a sketch that is halved after `sample` requests for each entry held.
     Counts stop at `most_counted`: 15 in the paper's 4 bits. We leave the paper's doorkeeper out,
-    since the sketch has room enough: four rows of four cells an entry.
+    since the sketch has room enough: four rows of four cells an entry. Without `count_window_hits` a
+    burst that the window takes says nothing about later, as in libCacheSim; the paper counts all.
 
     A policy isn't told the capacity: shares are taken of what is held when a victim is asked for. An
     entry's past outlives it on purpose. Keys that are neither numbers nor bytes are counted by

@@ -1,0 +1,384 @@
+"""How much of the room between LRU and Belady's MIN each order of leaving wins, on four traces.
+
+Chosen on the first half of time, reported on the second. Share: Σ(hits - LRU) / Σ(Belady - LRU) over
+the capacities with at least two points of room; bootstrap over blocks of two minutes. Prefix-closed
+pool of full blocks of one size, leaves only, the current request pinned, and whatever is asked for
+comes in. Hits are blocks of the longest cached prefix. Weka's sessions begin evenly over a day
+(seed 0); what J may know of a request, and the other policies' variants, are chosen per trace by the
+share on the second quarter after the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.report import Progress, Result, table
+from benchmarks.retention_levers import ordered, touched
+from benchmarks.retention_streams import SOURCES, Stream, load, uses
+from preheat.core.costs import ServiceModel
+from preheat.core.eviction import POLICIES
+from preheat.core.prefix import LeafPolicy, PrefixStore
+from preheat.replay.compiled import PrefixStream, Use
+from preheat.replay.orders import Clairvoyant
+
+Floats = npt.NDArray[np.float64]
+
+BLOCK_S = 120.0
+LEAST_ROOM = 0.02
+RESAMPLES = 2_000
+LEAST_SHARE = 0.01
+"""A ratio to less than this is taken to this: LRU's own share is nothing."""
+
+LEVELS = (1, 4)
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "lfu": [{}],
+    "lfu_da": [{}],
+    "s3fifo": [{}, {"promote_at": 1}, {"promote_at": 1, "small_share": 0.25}],
+    "sieve": [{}],
+    "wtinylfu": [{}, {"window_share": 0.2}, {"window_share": 0.5}],
+    "gdsf": [{}],
+    "lhd": [{}, {"candidates": 128}],
+    "lecar": [{}],
+    "t_lru": [{}, {"target_tokens": 4_096}, {"target_tokens": 16_384}],
+    "lfu_plus": [{}],
+    "semantic_lru": [{}],
+}
+
+
+class Task(NamedTuple):
+    """One order over all capacities of a trace: a policy with a variant, or J with facts and levels."""
+
+    trace: str
+    policy: str
+    options: dict[str, Any]
+    is_choice: bool
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{name} {value}" for name, value in self.options.items() if value != "")
+        return f"{self.policy} ({said})" if said else self.policy
+
+
+class Cells(NamedTuple):
+    """By capacity and two-minute block of the reported part: blocks of prompts that were found."""
+
+    task: Task
+    found: Floats
+    extra: int = 0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--traces", nargs="+", default=list(SOURCES), choices=list(SOURCES))
+    parser.add_argument("--policies", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--seed", type=int, default=0, help="of Weka's calendar")
+    parser.add_argument("--processes", type=int, default=2)
+
+
+def tools() -> dict[str, list[str]]:
+    return {}
+
+
+def run(options: argparse.Namespace, progress: Progress) -> Result:
+    with ProcessPoolExecutor(
+        options.processes, initializer=_begin, initargs=(options.seed,)
+    ) as pool:
+
+        def run_all(tasks: Iterable[Task]) -> list[Cells]:
+            done = []
+            for cells in pool.map(_run, tasks):
+                progress.say(f"{cells.task.trace}: {cells.task}")
+                done.append(cells)
+            return done
+
+        traces = [_Trace(name, options.seed, options.policies, run_all) for name in options.traces]
+    figures: dict[str, float] = {}
+    for trace in traces:
+        trace.tell()
+        figures |= trace.figures()
+    figures |= _pooled(traces)
+    return Result(
+        figures,
+        {
+            "rules": {trace.name: trace.rules for trace in traces},
+            "chosen": {trace.name: trace.chosen_as_text() for trace in traces},
+            "shares": {trace.name: trace.shares() for trace in traces},
+            "hit_percent": {trace.name: trace.percents() for trace in traces},
+            "touches": {trace.name: trace.touches for trace in traces},
+        },
+    )
+
+
+# In a worker process -----------------------------------------------------------------------------
+
+_seed = 0
+_streams: dict[tuple[str, bool], Stream] = {}
+
+
+def _begin(seed: int) -> None:
+    global _seed
+    _seed = seed
+
+
+def _stream(name: str, *, is_choice: bool) -> Stream:
+    if (name, is_choice) not in _streams:
+        whole = load(name, _seed)
+        _streams[name, is_choice] = whole.first_half() if is_choice else whole
+    return _streams[name, is_choice]
+
+
+def _run(task: Task) -> Cells:
+    stream = _stream(task.trace, is_choice=task.is_choice)
+    serve = _order(task, stream)
+    rows = []
+    extra = 0
+    for capacity in stream.capacities:
+        hits = serve(capacity)
+        if isinstance(hits, tuple):
+            hits, touches = hits
+            extra += touches
+        rows.append(_by_block(stream, hits))
+    return Cells(task, np.array(rows), extra)
+
+
+def _order(task: Task, stream: Stream) -> Callable[[int], Any]:
+    options = dict(task.options)
+    if task.policy in ("j", "touched"):
+        told = uses(stream, options["facts"])
+        if task.policy == "touched":
+            return lambda capacity: touched(stream, told, capacity, options["levels"])
+        ready = PrefixStream(stream.paths, told)
+        return lambda capacity: ready.hold(capacity, levels=options["levels"]).hits
+    if task.policy == "lru":
+        ready = PrefixStream(stream.paths, [Use(one.at) for one in stream.arrivals])
+        return lambda capacity: ready.lru(capacity).hits
+    if task.policy == "asked":
+        return lambda _: [len(path) for path in stream.paths]
+    if task.policy == "ordered":
+        return lambda capacity: ordered(stream, capacity)
+    if task.policy == "belady":
+        return lambda capacity: _serve(
+            stream, PrefixStore(capacity, Clairvoyant([path[:capacity] for path in stream.paths]))
+        )
+    return lambda capacity: _serve(stream, PrefixStore(capacity, _policy(task, stream)))
+
+
+def _policy(task: Task, stream: Stream) -> LeafPolicy:
+    options = dict(task.options)
+    tokens = stream.block_tokens
+    if task.policy == "t_lru":
+        options["block_tokens"] = tokens
+    service = ServiceModel()
+    by_depth = options.pop("cost", "") == "depth"
+    return LeafPolicy(
+        POLICIES[task.policy](**options),
+        block_tokens=tokens,
+        cost_s=(lambda place: service.prefill_s(tokens, place * tokens))
+        if by_depth
+        else lambda _: 1.0,
+    )
+
+
+def _serve(stream: Stream, store: PrefixStore) -> list[int]:
+    hits = []
+    for one, path in zip(stream.arrivals, stream.paths, strict=True):
+        hits.append(store.overlap(path))
+        blocks = path[: store.capacity_blocks]
+        if store.take(blocks, 0, one.at):
+            store.release(blocks, 0, one.at)
+        store.evicted.clear()
+    return hits
+
+
+def _by_block(stream: Stream, hits: Sequence[int]) -> Floats:
+    """Sums over two minutes each, of what came in the reported part."""
+    numbers: dict[int, int] = {}
+    sums: list[int] = []
+    for one, found in zip(stream.arrivals, hits, strict=True):
+        if one.at >= stream.half_at:
+            number = numbers.setdefault(int(one.at // BLOCK_S), len(sums))
+            if number == len(sums):
+                sums.append(0)
+            sums[number] += found
+    return np.array(sums, np.float64)
+
+
+# In the main process -----------------------------------------------------------------------------
+
+
+def _share(found: Floats, lru: Floats, most: Floats, roomy: npt.NDArray[np.bool_]) -> float:
+    """Of sums by capacity."""
+    room = float((most - lru)[roomy].sum())
+    return float((found - lru)[roomy].sum()) / room if room > 0 else 0.0
+
+
+class _Trace:
+    """One trace's choices on the first half and results on the second."""
+
+    def __init__(
+        self,
+        name: str,
+        seed: int,
+        policies: Sequence[str],
+        run_all: Callable[[Iterable[Task]], list[Cells]],
+    ) -> None:
+        self.name = name
+        stream = load(name, seed)
+        self.rules = stream.rules
+        self.capacities = stream.capacities
+        self.shares_of_distinct = stream.source.shares
+        facts = [
+            {"facts": facts, "levels": levels} for facts in stream.source.facts for levels in LEVELS
+        ]
+        self.choice = self._choose(policies, facts, run_all)
+        best = {
+            policy: max(tried, key=lambda one: one[0])[1] for policy, tried in self.choice.items()
+        }
+        self.chosen = best
+        names = ["asked", "lru", "belady"]
+        tasks = [Task(name, policy, {}, is_choice=False) for policy in names]
+        tasks += [Task(name, policy, best[policy], is_choice=False) for policy in policies]
+        tasks += [Task(name, "j", options, is_choice=False) for options in facts]
+        tasks += [Task(name, "ordered", {}, is_choice=False)]
+        tasks += [Task(name, "touched", best["j"], is_choice=False)]
+        done = run_all(tasks)
+        self.asked, self.lru, self.belady = (cells.found for cells in done[:3])
+        self.others = {cells.task.policy: cells.found for cells in done[3 : 3 + len(policies)]}
+        self.ablation = {str(cells.task): cells.found for cells in done if cells.task.policy == "j"}
+        self.j = self.ablation[str(Task(name, "j", best["j"], is_choice=False))]
+        self.levers = {cells.task.policy: cells.found for cells in done[-2:]}
+        self.touches = done[-1].extra
+        room = (self.belady - self.lru).sum(1) / self.asked.sum(1)
+        self.roomy = room >= LEAST_ROOM
+        self.best_other = max(
+            {"lru": self.lru, **self.others}.items(), key=lambda item: self.share(item[1])
+        )[0]
+
+    def _choose(
+        self,
+        policies: Sequence[str],
+        facts: list[dict[str, Any]],
+        run_all: Callable[[Iterable[Task]], list[Cells]],
+    ) -> dict[str, list[tuple[float, dict[str, Any]]]]:
+        """The share of every variant on the second quarter of time."""
+        variants = {policy: VARIANTS[policy] for policy in policies} | {"j": facts}
+        tasks = [
+            Task(self.name, policy, {}, is_choice=True) for policy in ("asked", "lru", "belady")
+        ]
+        tasks += [
+            Task(self.name, policy, options, is_choice=True)
+            for policy, tried in variants.items()
+            for options in tried
+            if len(tried) > 1
+        ]
+        done = run_all(tasks)
+        asked, lru, most = (cells.found.sum(1) for cells in done[:3])
+        roomy = (most - lru) / asked >= LEAST_ROOM
+        choice: dict[str, list[tuple[float, dict[str, Any]]]] = {
+            policy: [(0.0, tried[0])] for policy, tried in variants.items() if len(tried) == 1
+        }
+        for cells in done[3:]:
+            found = _share(cells.found.sum(1), lru, most, roomy)
+            choice.setdefault(cells.task.policy, []).append((found, cells.task.options))
+        return choice
+
+    def share(self, found: Floats) -> float:
+        return _share(found.sum(1), self.lru.sum(1), self.belady.sum(1), self.roomy)
+
+    def everything(self) -> dict[str, Floats]:
+        return {"lru": self.lru, "belady": self.belady, "j": self.j, **self.others, **self.levers}
+
+    def shares(self) -> dict[str, float]:
+        rows = {name: self.share(found) for name, found in self.everything().items()}
+        return rows | {name: self.share(found) for name, found in self.ablation.items()}
+
+    def percents(self) -> dict[str, list[float]]:
+        asked = self.asked.sum(1)
+        return {
+            name: [round(float(x), 3) for x in 100 * found.sum(1) / asked]
+            for name, found in (self.everything() | self.ablation).items()
+        }
+
+    def chosen_as_text(self) -> dict[str, str]:
+        return {
+            policy: str(Task("", policy, options, is_choice=True))
+            for policy, options in self.chosen.items()
+        }
+
+    def resampled(self, found: Floats) -> Floats:
+        """The share in `RESAMPLES` draws of two-minute blocks; the same draws for everyone."""
+        chance = np.random.default_rng(0)
+        blocks = found.shape[1]
+        weights = chance.multinomial(blocks, np.full(blocks, 1 / blocks), RESAMPLES)
+        gained = (found - self.lru)[self.roomy].sum(0)
+        room = (self.belady - self.lru)[self.roomy].sum(0)
+        return (weights @ gained) / (weights @ room)
+
+    def figures(self) -> dict[str, float]:
+        j, best = self.resampled(self.j), self.resampled(self._best())
+        low, high = np.quantile(j - best, (0.025, 0.975))
+        return {
+            f"{self.name}_j_share": self.share(self.j),
+            f"{self.name}_best_other_share": self.share(self._best()),
+            f"{self.name}_j_minus_best_low": float(low),
+            f"{self.name}_j_minus_best_high": float(high),
+        }
+
+    def _best(self) -> Floats:
+        return self.others.get(self.best_other, self.lru)
+
+    def tell(self) -> None:
+        head = [self.name, *(f"{share:.2%}" for share in self.shares_of_distinct), "share", "95 %"]
+        asked = self.asked.sum(1)
+        rows = []
+        for name, found in (self.everything() | self.ablation).items():
+            low, high = np.quantile(self.resampled(found), (0.025, 0.975))
+            percents = [f"{100 * x:.2f}" for x in found.sum(1) / asked]
+            rows.append([name, *percents, f"{self.share(found):.3f}", f"{low:.3f} to {high:.3f}"])
+        rows.append(["capacity, blocks", *map(str, self.capacities), "", ""])
+        rows.append(["counted", *("yes" if roomy else "no" for roomy in self.roomy), "", ""])
+        print(table(rows, head=head), "\n")
+        print(f"chosen on the first half: {self.chosen_as_text()}")
+        for policy, tried in self.choice.items():
+            if len(tried) > 1:
+                said = (
+                    f"{Task('', policy, options, is_choice=True)} {share:.3f}"
+                    for share, options in tried
+                )
+                print("  " + "; ".join(said))
+        print(f"touches of the J-touched LRU, all capacities: {self.touches:,}\n")
+
+
+def _pooled(traces: Sequence[_Trace]) -> dict[str, float]:
+    """Over traces: in blocks, and with each trace's hits in points of what it asked for."""
+    figures = {}
+    for name, is_points in (("", False), ("_points", True)):
+        scale = [1.0 / trace.asked.sum(1)[0] if is_points else 1.0 for trace in traces]
+        room = sum(
+            by * float((trace.belady - trace.lru)[trace.roomy].sum())
+            for by, trace in zip(scale, traces, strict=True)
+        )
+
+        def share(policy: str, scale: Sequence[float] = scale, room: float = room) -> float:
+            return (
+                sum(
+                    by * float((trace.everything()[policy] - trace.lru)[trace.roomy].sum())
+                    for by, trace in zip(scale, traces, strict=True)
+                )
+                / room
+            )
+
+        j = share("j")
+        others = {policy: share(policy) for policy in ("lru", *traces[0].others)}
+        best = max(others.values())
+        figures |= {
+            f"pooled_j_share{name}": j,
+            f"pooled_best_other_share{name}": best,
+            f"gap_share_ratio{name}": j / max(best, LEAST_SHARE),
+        }
+        print(f"pooled{name}: j {j:.3f}; " + "; ".join(f"{k} {v:.3f}" for k, v in others.items()))
+    return figures

@@ -1,0 +1,105 @@
+"""What can be won where the engine keeps its own LRU: by order, and by touching prefixes again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.retention_streams import Stream
+from preheat.core.hold_leaves import HoldLeaves
+from preheat.core.prefix import LeafLru, Leaves, PrefixStore
+from preheat.replay.compiled import Use
+
+WINDOW_S = 3.0
+MOST_TOUCHES = 4
+
+
+def ordered(stream: Stream, capacity: int) -> list[int]:
+    """LRU, and of the requests that come within three seconds the one with the longest cached
+    prefix is served first (SGLang's longest prefix match, Zheng et al., NeurIPS 2024)."""
+    store = PrefixStore(capacity, LeafLru())
+    hits = [0] * len(stream.paths)
+    waiting: list[int] = []
+
+    def serve_all() -> None:
+        while waiting:
+            best = max(waiting, key=lambda number: (store.overlap(stream.paths[number]), -number))
+            waiting.remove(best)
+            hits[best] = _take(store, stream.paths[best], stream.arrivals[best].at)
+
+    window = -1
+    for number, one in enumerate(stream.arrivals):
+        if int(one.at // WINDOW_S) != window:
+            serve_all()
+            window = int(one.at // WINDOW_S)
+        waiting.append(number)
+    serve_all()
+    return hits
+
+
+class Touched(HoldLeaves):
+    """The engine's LRU, and a gateway that touches again what J would keep.
+
+    Before the leaf used longest ago goes, its prefix is asked for once more if J holds it for worth
+    more than the price μ; at most `MOST_TOUCHES` times for one eviction. Each touch is a request of
+    one output token, and `touches` counts them.
+    """
+
+    def __init__(self, levels: int) -> None:
+        super().__init__(levels=levels)
+        self.touches = 0
+        self._touched: dict[int, int] = {}
+        self._turns = 0
+
+    def used(self, blocks: Sequence[int], known: int, now: float, kind: int) -> None:
+        super().used(blocks, known, now, kind)
+        self._turns += 1
+        for block in blocks:
+            self._touched[block] = self._turns
+
+    def removed(self, block: int) -> None:
+        super().removed(block)
+        del self._touched[block]
+
+    def victim(self, leaves: Leaves, now: float) -> int:
+        spared: set[int] = set()
+        free = [block for block in self._free if leaves.is_free(block)]
+        while True:
+            oldest = min(free, key=self._touched.__getitem__, default=None)
+            if oldest is None:
+                raise LookupError("every block is held")
+            value, _, _ = self._place(oldest, now)
+            if value <= self.price.now or oldest in spared or len(spared) == MOST_TOUCHES:
+                self.price.learn(value)
+                return oldest
+            spared.add(oldest)
+            self._turns += 1
+            self._touched[oldest] = self._turns
+            self.touches += 1
+
+
+def touched(
+    stream: Stream, uses: Sequence[Use], capacity: int, levels: int
+) -> tuple[list[int], int]:
+    """Blocks found by each request, and how many touches that took."""
+    order = Touched(levels)
+    store = PrefixStore(capacity, order)
+    hits = []
+    answers: list[tuple[float, int]] = []
+    for number, (path, use) in enumerate(zip(stream.paths, uses, strict=True)):
+        for over in [one for one in answers if one[0] <= use.began_at]:
+            answers.remove(over)
+            order.ended(over[1], over[0], uses[over[1]].ended_kind)
+        hits.append(_take(store, path, use.began_at, use.began_kind))
+        if use.ended_at is not None:
+            order.began()
+            answers.append((use.ended_at, number))
+    return hits, order.touches
+
+
+def _take(store: PrefixStore, path: Sequence[int], now: float, kind: int = 0) -> int:
+    found = store.overlap(path)
+    blocks = path[: store.capacity_blocks]
+    if store.take(blocks, 0, now, kind):
+        store.release(blocks, 0, now)
+    store.evicted.clear()
+    return found

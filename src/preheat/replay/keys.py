@@ -1,7 +1,7 @@
 """A stream of keys against one policy: the plainest replay there is."""
 
 from collections.abc import Hashable, Sequence
-from itertools import repeat
+from itertools import compress, repeat
 from typing import TypeVar
 
 import msgspec
@@ -51,14 +51,15 @@ def outcomes(
     second. What is larger than the cache is never held. On a miss victims leave until the new one
     fits, and then it comes in, whatever it is worth.
     """
-    hits = bytearray(len(keys))
+    found = bytearray(len(keys))
     held: dict[K, int] = {}
     held_bytes = 0
     touch, victim, remove, insert = policy.touch, policy.victim, policy.remove, policy.insert
+    each = repeat(1) if sizes is None else sizes
     traits = repeat(None) if costs is None else map(Traits, costs)
-    for now, (key, size_bytes, trait) in enumerate(zip(keys, sizes or repeat(1), traits)):  # noqa: B905 (repeat has no end)
+    for now, (key, size_bytes, trait) in enumerate(zip(keys, each, traits)):  # noqa: B905 (repeat has no end)
         if key in held:
-            hits[now] = 1
+            found[now] = 1
             touch(key, now, trait)
             continue
         if size_bytes > capacity_bytes:
@@ -73,7 +74,7 @@ def outcomes(
             insert(key, size_bytes, now, trait)
         held[key] = size_bytes
         held_bytes += size_bytes
-    return hits
+    return found
 
 
 def hits(
@@ -85,15 +86,12 @@ def hits(
 ) -> Result:
     """What `outcomes` comes to, by number, by bytes and by seconds."""
     found = outcomes(policy, keys, sizes, costs, capacity_bytes)
+    number = sum(found)
     return Result(
         requests=len(keys),
-        hits=sum(found),
-        asked_bytes=sum(sizes) if sizes else len(keys),
-        hit_bytes=sum(size for size, hit in zip(sizes, found, strict=True) if hit)
-        if sizes
-        else sum(found),
-        asked_s=sum(costs) if costs else float(len(keys)),
-        saved_s=sum(cost for cost, hit in zip(costs, found, strict=True) if hit)
-        if costs
-        else float(sum(found)),
+        hits=number,
+        asked_bytes=len(keys) if sizes is None else sum(sizes),
+        hit_bytes=number if sizes is None else sum(compress(sizes, found)),
+        asked_s=float(len(keys)) if costs is None else sum(costs),
+        saved_s=float(number) if costs is None else sum(compress(costs, found)),
     )

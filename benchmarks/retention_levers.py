@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.retention_streams import Stream
+from preheat.core.eviction.lhd import Lhd
 from preheat.core.hold_leaves import HoldLeaves
 from preheat.core.prefix import LeafLru, Leaves, PrefixStore
 from preheat.replay.compiled import Use
@@ -75,6 +76,41 @@ class Touched(HoldLeaves):
             self._turns += 1
             self._touched[oldest] = self._turns
             self.touches += 1
+
+
+class LeafLhd:
+    """LHD with every leaf a candidate: the least hit density of all of them goes.
+
+    Drawn by chance among all blocks, as `Lhd` does it, a candidate is nearly never a leaf, and each
+    that is refused would count as used: that is no test of LHD.
+    """
+
+    def __init__(self, policy: Lhd[int]) -> None:
+        self._policy = policy
+        self._free: dict[int, None] = {}
+
+    def used(self, blocks: Sequence[int], known: int, now: float, kind: int) -> None:
+        for place in range(len(blocks) - 1, -1, -1):
+            if place >= known:
+                self._policy.insert(blocks[place], 1, now)
+            else:
+                self._policy.touch(blocks[place], now)
+
+    def freed(self, block: int, used_at: float) -> None:
+        self._free[block] = None
+
+    def removed(self, block: int) -> None:
+        self._free.pop(block, None)
+        self._policy.remove(block)
+
+    def victim(self, leaves: Leaves, now: float) -> int:
+        lhd = self._policy
+        for block in [block for block in self._free if not leaves.is_free(block)]:
+            del self._free[block]
+        if not self._free:
+            raise LookupError("every block is held")
+        lhd._named = min(self._free, key=lambda block: lhd._rank(lhd._slot[block]))
+        return lhd._named
 
 
 def touched(

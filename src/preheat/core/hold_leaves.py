@@ -8,7 +8,7 @@ from preheat.core.prefix import Leaves
 from preheat.core.value import HoldTable, Price
 
 FIRST_REFRESH: Final = 16
-_LEAST_REMEMBERED: Final = 65_536
+LEAST_REMEMBERED: Final = 65_536
 
 
 class _Use:
@@ -52,7 +52,7 @@ class HoldLeaves:
         back_off: float = 100.0,
         memory: float = 0.99,
         refresh_requests: int = 128,
-        remembered: int = _LEAST_REMEMBERED,
+        remembered: int = LEAST_REMEMBERED,
     ) -> None:
         self.table = HoldTable(levels=levels, back_off=back_off, memory=memory)
         self.price = Price()

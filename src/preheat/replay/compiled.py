@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from preheat.core.eviction import POLICIES
-from preheat.core.hold_leaves import HoldLeaves
+from preheat.core.hold_leaves import LEAST_REMEMBERED, HoldLeaves
 from preheat.core.prefix import LeafLru, PrefixStore
 
 if TYPE_CHECKING:
@@ -92,11 +92,21 @@ class PrefixStream:
         uses = [Use(number) for number in range(len(self._uses))]
         return _serve(self._paths, uses, PrefixStore(capacity, LeafLru()), None)
 
-    def hold(self, capacity: int, *, levels: int = 4, compiled: bool = True) -> Run:
-        """J, with so many frequency levels."""
+    def hold(
+        self,
+        capacity: int,
+        *,
+        levels: int = 4,
+        remembered: int = LEAST_REMEMBERED,
+        compiled: bool = True,
+    ) -> Run:
+        """J, with so many frequency levels, and so many blocks remembered that aren't here."""
         if compiled and is_available():
-            return Run(*self._stream.hold(capacity, levels))
-        order = HoldLeaves(levels=levels)
+            from preheat.replay.compiled_hold import HoldOptions  # noqa: PLC0415 - needs the extra
+
+            options = HoldOptions(levels=levels, remembered=remembered)
+            return Run(*self._stream.hold(capacity, options))
+        order = HoldLeaves(levels=levels, remembered=remembered)
         return _serve(self._paths, self._uses, PrefixStore(capacity, order), order)
 
     @cached_property

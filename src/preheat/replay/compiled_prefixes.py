@@ -38,9 +38,8 @@ class Stream:
         gone = _lru_loop(self._paths, capacity, hits, victims)
         return hits.tolist(), self._names[victims[:gone]].tolist()
 
-    def hold(self, capacity: int, levels: int) -> tuple[list[int], list[int]]:
+    def hold(self, capacity: int, options: HoldOptions) -> tuple[list[int], list[int]]:
         """Blocks found, by request, and victims in order."""
-        options = HoldOptions(levels=levels)
         hits, victims = compiled_hold.run(self._paths, self._times, self._kinds, capacity, options)
         return hits.tolist(), self._names[victims].tolist()
 

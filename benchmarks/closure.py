@@ -75,8 +75,8 @@ class Told(msgspec.Struct, frozen=True):
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=360.0, help="how long requests come (360)")
     parser.add_argument("--fit-share", type=float, default=0.4, help="of it to fit on (0.4)")
-    parser.add_argument("--conversations-per-s", type=float, default=0.16, help="begin (0.16)")
-    parser.add_argument("--shorts-per-s", type=float, default=0.14, help="short questions (0.14)")
+    parser.add_argument("--conversations-per-s", type=float, default=0.2, help="begin (0.2)")
+    parser.add_argument("--shorts-per-s", type=float, default=0.16, help="short questions (0.16)")
     parser.add_argument("--cache-mib", type=int, default=256, help="each prompt cache (256)")
     parser.add_argument("--model", default="", help="a GGUF file; else the weights' package")
     parser.add_argument(

@@ -8,7 +8,8 @@ import msgspec
 
 from preheat.replay.fitting import Fitted, fit, served_of
 from preheat.replay.kernel import Kernel
-from preheat.replay.llamacpp import Prompt, Server, ServerSpec, TextOverlap, seams_of
+from preheat.replay.llamacpp import Host, Prompt, Server, ServerSpec
+from preheat.replay.shared_text import TextOverlap, seams_of
 from preheat.traces.own import Logged
 
 
@@ -91,7 +92,8 @@ def learned(rows: Sequence[Logged], asked: Sequence[Asked], spec: ServerSpec) ->
         prompt.cached_tokens = one.cached_tokens
         prompts.append(prompt)
     return Learned(
-        fit(served_of(rows), batch_tokens=spec.batch_tokens), TextOverlap(seams=seams_of(prompts))
+        fit(served_of(rows), batch_tokens=spec.batch_tokens, is_one_host=True),
+        TextOverlap(seams=seams_of(prompts)),
     )
 
 
@@ -114,8 +116,9 @@ class Replay:
         self._asked = asked
         self._placed = placed
         self._kernel = Kernel()
+        service, host = known.service.model, Host(known.service.slowdown)
         self._servers = [
-            Server(spec, known.service.model, self._kernel, known.overlap, self._ended)
+            Server(spec, service, self._kernel, known.overlap, self._ended, host=host)
             for _ in range(servers)
         ]
         self._turn = 0

@@ -5,16 +5,34 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from preheat.core.costs import ServiceModel, Timing
 from preheat.errors import ConfigError
 from preheat.replay.fitting import Served, fit, fit_points, served_of
 from preheat.replay.kernel import Kernel
-from preheat.replay.llamacpp import Prompt, Server, ServerSpec
+from preheat.replay.llamacpp import Host, Prompt, Server, ServerSpec
 
 TRUE = ServiceModel(token_s=5e-3, attention_s=2e-6, step_s=8e-3, sequence_s=3e-3, context_s=1e-5)
 BATCH = 128
+
+
+def on_one_host(slowdown: float) -> list[Served]:
+    """Two servers beside each other, both busy half of the time."""
+    chance, kernel, ended = random.Random(8), Kernel(), list[Prompt]()
+    host, spec = Host(slowdown), ServerSpec(batch_tokens=BATCH, cache_bytes=0)
+    servers = [
+        Server(spec, TRUE, kernel, nothing_shared, ended.append, host=host) for _ in range(2)
+    ]
+    at = 0.0
+    for number in range(300):
+        at += chance.expovariate(1 / 5.0)
+        place = number % 2
+        sizes = chance.randrange(2, 1500), chance.randrange(1, 60)
+        kernel.plan(at, servers[place].submit, Prompt(number, at, *sizes, worker=place))
+    kernel.run()
+    return [msgspec.structs.replace(logged(one), worker=f"w{one.worker}") for one in ended]
 
 
 def nothing_shared(held: Prompt, prompt: Prompt) -> int:
@@ -77,6 +95,16 @@ def test_to_take_company_into_account_is_better_than_not_to() -> None:
     with_others_s = fit(rows, batch_tokens=BATCH).model.prefill_s(1000)
     without_s = fit(apart, batch_tokens=BATCH).model.prefill_s(1000)
     assert abs(with_others_s - true_s) < 0.5 * abs(without_s - true_s)
+
+
+@pytest.mark.parametrize("slowdown", [0.0, 0.3])
+def test_how_much_servers_of_one_host_slow_each_other_is_found(slowdown: float) -> None:
+    rows = on_one_host(slowdown)
+    found = fit(rows, batch_tokens=BATCH, is_one_host=True)
+    assert found.slowdown == pytest.approx(slowdown, abs=0.051)
+    assert found.model.prefill_s(1000) == pytest.approx(TRUE.prefill_s(1000), rel=0.05)
+    assert ("longer beside another" in str(found)) == (found.slowdown > 0)
+    assert fit(rows, batch_tokens=BATCH).slowdown == 0.0  # nobody said that it is one host
 
 
 def one_of(row: Served) -> Sequence[Any]:

@@ -4,7 +4,8 @@ import pytest
 
 from preheat.core.costs import ServiceModel
 from preheat.replay.kernel import Kernel
-from preheat.replay.llamacpp import Prompt, Server, ServerSpec, TextOverlap, seams_of
+from preheat.replay.llamacpp import Host, Prompt, Server, ServerSpec
+from preheat.replay.shared_text import TextOverlap, seams_of
 
 SERVICE = ServiceModel(token_s=0.01, attention_s=0.0, step_s=0.1, sequence_s=0.02, context_s=1e-5)
 
@@ -131,6 +132,26 @@ def test_an_idle_slot_is_copied_when_another_begins() -> None:
 def test_a_sequence_larger_than_the_cache_is_not_kept_and_pushes_nobody_out() -> None:
     texts = ("aaaabbbb", "c" * 30, "dd", "aaaabbbb")
     assert Rig(slots=1, cache_bytes=20).cached(*texts)[-1] == 7
+
+
+def test_servers_of_one_host_slow_each_other_while_both_work() -> None:
+    kernel, host, ended = Kernel(), Host(slowdown=0.5), list[Prompt]()
+    spec = ServerSpec(batch_tokens=8, cache_bytes=0)
+    one, other = (
+        Server(spec, SERVICE, kernel, lambda _held, _prompt: 0, ended.append, host=host)
+        for _ in range(2)
+    )
+    kernel.plan(0.0, one.submit, Prompt(1, 0.0, 8, 1))
+    kernel.plan(10.0, one.submit, Prompt(2, 10.0, 16, 1))
+    kernel.plan(10.0, other.submit, Prompt(3, 10.0, 8, 1))
+    kernel.run()
+    alone_s = 0.18
+    assert [one.ended_at - one.arrived_at for one in ended] == [
+        pytest.approx(alone_s),
+        pytest.approx(1.5 * alone_s),  # the third; the second began its first step alone
+        pytest.approx(alone_s + 1.5 * alone_s),
+    ]
+    assert host.working == 0
 
 
 # What a log tells of shared tokens ---------------------------------------------------------------

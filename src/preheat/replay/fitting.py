@@ -1,72 +1,38 @@
 """A service model from what a request log says of an engine: how long, for how many tokens.
 
 Requests share an engine's steps, so a request's seconds aren't for its own tokens alone. What the
-engine did when is reconstructed first. Between any two moments at which a request came, had its
-first token or its last, it is known who waited for a prompt and who decoded: prompts are computed
-one after the other, in the order of their first tokens, and all who decode get a token each step.
-So each request's tokens are spread over its spans of time, by how many steps a span had at the
-present prices. Then each request gives two equations: the seconds to its first token, and from there
-to its last, are what was done meanwhile times the prices, found by least squares without
-negatives. A few rounds settle both. An equation's weight is one over its expected time, so that
-slow moments count by their share and the totals stay true.
+engine did when is reconstructed first (`timeline`). Then each request gives two equations: the
+seconds to its first token, and from there to its last, are what was done meanwhile times the
+prices, found by least squares without negatives. A few rounds settle both. An equation's weight is
+one over its expected time, so that slow moments count by their share and the totals stay true.
 """
 
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from preheat.core.costs import (
     Errors,
-    Row,
     ServiceModel,
     Timing,
     cost_s,
     decode_row,
     model_of,
-    pairs,
     prefill_row,
 )
 from preheat.core.least_squares import NonNegative
 from preheat.errors import ConfigError
+from preheat.replay.timeline import NOTHING, Busy, Equation, Served, Timeline
+
+__all__ = ["Fitted", "Served", "fit", "fit_points", "served_of"]
 
 _LEAST_ROWS: Final = 10
 _LEAST_S: Final = 1e-3
 _ROUNDS: Final = 6
-_NOTHING: Final[Row] = (0.0, 0.0, 0.0, 0.0, 0.0)
-
-Equation = tuple[Row, float]
-"""What was done in a window of time, and how long that is."""
-
-
-class Served(msgspec.Struct, frozen=True, gc=False):
-    """One request that an engine answered, streamed: when it was asked (seconds), what it said."""
-
-    worker: str
-    asked_at: float
-    ttft_s: float
-    service_s: float
-    input_tokens: int
-    cached_tokens: int
-    output_tokens: int
-
-    @property
-    def first_at(self) -> float:
-        """When its first token came."""
-        return self.asked_at + self.ttft_s
-
-    @property
-    def ended_at(self) -> float:
-        """When its last one did."""
-        return self.asked_at + self.service_s
-
-    @property
-    def new_tokens(self) -> int:
-        """What was computed of its prompt."""
-        return self.input_tokens - self.cached_tokens
+_SLOWDOWNS: Final = tuple(0.05 * step for step in range(17))
+"""What is tried: up to 1.8 times as long where another works."""
 
 
 class LogRow(Protocol):
@@ -104,35 +70,62 @@ def served_of(rows: Iterable[LogRow]) -> list[Served]:
 
 
 class Fitted(msgspec.Struct, frozen=True):
-    """The model, how well it tells the times it was made of, and how many requests those were."""
+    """The model, how well it tells the times it was made of, and how many requests those were.
+
+    `slowdown` is by what share a step takes longer for each other worker that works meanwhile, if
+    all are on one host.
+    """
 
     model: ServiceModel
     ttft: Errors
     decode: Errors
     requests: int
+    slowdown: float = 0.0
 
     def __str__(self) -> str:
         lines = [f"{self.requests} requests; error as a share, p50 / p90 / p99"]
+        if self.slowdown:
+            lines[0] = f"a step takes {self.slowdown:.0%} longer beside another; {lines[0]}"
         for name, errors in (("first token", self.ttft), ("decoding", self.decode)):
             lines.append(f"{name}: {errors.p50:.3f} / {errors.p90:.3f} / {errors.p99:.3f}")
         return "\n".join(lines)
 
 
-def fit(served: Sequence[Served], *, batch_tokens: int = 0) -> Fitted:
+def fit(served: Sequence[Served], *, batch_tokens: int = 0, is_one_host: bool = False) -> Fitted:
     """The prices that tell these requests' times best. `batch_tokens` is into what pieces the
-    engine cuts a prompt; 0: it doesn't. Raises ConfigError for fewer than ten requests."""
+    engine cuts a prompt; 0: it doesn't. Workers of one host share its memory, and may slow each
+    other: by how much is fitted, too. Raises ConfigError for fewer than ten requests."""
     _check_enough(len(served))
     crowds: defaultdict[str, list[Served]] = defaultdict(list)
     for one in served:
         crowds[one.worker].append(one)
-    prices: tuple[float, ...] = _NOTHING
+    tried = _SLOWDOWNS if is_one_host and len(crowds) > 1 else (0.0,)
+    return min(
+        (_fit(crowds, batch_tokens, slowdown) for slowdown in tried), key=lambda one: one[0]
+    )[1]
+
+
+def _fit(
+    crowds: Mapping[str, Sequence[Served]], batch_tokens: int, slowdown: float
+) -> tuple[float, Fitted]:
+    """What is left unexplained, and the fit."""
+    busy = {name: Busy(crowd) for name, crowd in crowds.items()} if slowdown else {}
+    prices: tuple[float, ...] = NOTHING
     for _ in range(_ROUNDS):
         firsts: list[Equation] = []
         rests: list[Equation] = []
-        for crowd in crowds.values():
-            _Timeline(crowd, prices, batch_tokens).tell(firsts, rests)
+        for name, crowd in crowds.items():
+            others = [one for other, one in busy.items() if other != name]
+            timeline = Timeline(crowd, prices, batch_tokens, others=others, slowdown=slowdown)
+            timeline.tell(firsts, rests)
         prices = _prices([*firsts, *rests], prices)
-    return Fitted(model_of(prices), _errors(firsts, prices), _errors(rests, prices), len(served))
+    left = sum(
+        (cost_s(row, prices) - took_s) ** 2 / max(_LEAST_S, took_s)
+        for row, took_s in (*firsts, *rests)
+    )
+    requests = sum(len(crowd) for crowd in crowds.values())
+    errors = _errors(firsts, prices), _errors(rests, prices)
+    return left, Fitted(model_of(prices), *errors, requests, slowdown)
 
 
 def fit_points(points: Sequence[Timing]) -> Fitted:
@@ -148,7 +141,7 @@ def fit_points(points: Sequence[Timing]) -> Fitted:
             context = one.new_tokens + one.context_tokens + 1
             row = decode_row(one.output_tokens - 1, context, one.sequences)
             rests.append((row, one.service_s - one.ttft_s))
-    prices: tuple[float, ...] = _NOTHING
+    prices: tuple[float, ...] = NOTHING
     for _ in range(2):
         prices = _prices([*firsts, *rests], prices)
     return Fitted(model_of(prices), _errors(firsts, prices), _errors(rests, prices), len(points))
@@ -162,124 +155,8 @@ def _check_enough(count: int) -> None:
         )
 
 
-class _Span:
-    """From one moment to the next: whose prompts are computed, and who decodes."""
-
-    def __init__(self, begin: float, end: float) -> None:
-        self.seconds = end - begin
-        self.prompts: list[int] = []
-        self.decoding: list[int] = []
-        self.steps = 0.0  # how many there is time for, at the present prices
-
-
-class _Timeline:
-    """What one worker did when."""
-
-    def __init__(self, crowd: Sequence[Served], prices: Sequence[float], batch_tokens: int) -> None:
-        self._crowd = sorted(crowd, key=lambda one: one.first_at)
-        self._batch_tokens = batch_tokens
-        self._cuts = sorted(
-            {at for one in crowd for at in (one.asked_at, one.first_at, one.ended_at)}
-        )
-        self._spans = [_Span(*both) for both in pairwise(self._cuts)]
-        for place, one in enumerate(self._crowd):
-            for span in self._between(one.asked_at, one.first_at):
-                span.prompts.append(place)
-            for span in self._between(one.first_at, one.ended_at):
-                span.decoding.append(place)
-        for span in self._spans:
-            self._keep_leaders(span)
-            span.steps = self._steps_in(span, prices)
-
-    def tell(self, firsts: list[Equation], rests: list[Equation]) -> None:
-        """An equation for each first token, and one for each answer after it."""
-        counts = self._counts()
-        done = list(accumulate(counts, _plus, initial=_NOTHING))
-        for one in self._crowd:
-            asked, first, ended = (
-                bisect_left(self._cuts, at) for at in (one.asked_at, one.first_at, one.ended_at)
-            )
-            firsts.append((_minus(done[first], done[asked]), one.ttft_s))
-            if one.output_tokens > 1 and one.service_s - one.ttft_s > _LEAST_S:
-                rests.append((_minus(done[ended], done[first]), one.service_s - one.ttft_s))
-
-    def _between(self, begin: float, end: float) -> list[_Span]:
-        return self._spans[bisect_left(self._cuts, begin) : bisect_left(self._cuts, end)]
-
-    def _keep_leaders(self, span: _Span) -> None:
-        """Of the prompts only what is computed now: the next to be ready, several if together."""
-        if span.prompts:
-            ready_at = self._crowd[span.prompts[0]].first_at
-            crowd = self._crowd
-            span.prompts = [place for place in span.prompts if crowd[place].first_at == ready_at]
-
-    def _steps_in(self, span: _Span, prices: Sequence[float]) -> float:
-        count = len(span.decoding)
-        contexts = sum(self._crowd[place].input_tokens for place in span.decoding)
-        new = 0
-        if span.prompts:
-            new = sum(self._crowd[place].new_tokens for place in span.prompts)
-            if self._batch_tokens:
-                new = min(new, self._batch_tokens)
-        step_s = cost_s((1.0, new, 0.0, count, contexts), prices)
-        return span.seconds / step_s if step_s > 0.0 else span.seconds
-
-    def _counts(self) -> list[Row]:
-        """What was done in each span."""
-        prompts, answers = self._parts()
-        counts = []
-        for number, span in enumerate(self._spans):
-            pieces = new = looks = decoded = contexts = most = 0.0
-            for place in span.prompts:
-                one = self._crowd[place]
-                part = prompts[place].get(number, 0.0)
-                new += part * one.new_tokens
-                looks += part * pairs(one.new_tokens, one.cached_tokens)
-                pieces += part * self._pieces(one)
-            for place in span.decoding:
-                one = self._crowd[place]
-                said = answers[place].get(number, 0.0) * (one.output_tokens - 1)
-                decoded += said
-                contexts += said * (one.input_tokens + 0.5 * one.output_tokens)
-                most = max(most, said)
-            # A step takes a token of everyone who decodes, and a piece of a prompt besides.
-            counts.append((max(pieces, most), new, looks, decoded, contexts))
-        return counts
-
-    def _parts(self) -> tuple[list[dict[int, float]], list[dict[int, float]]]:
-        """Of each request's prompt, and of its answer, the part that belongs to each span."""
-        prompts: list[dict[int, float]] = [{} for _ in self._crowd]
-        answers: list[dict[int, float]] = [{} for _ in self._crowd]
-        for number, span in enumerate(self._spans):
-            for place in span.prompts:
-                prompts[place][number] = span.steps
-            for place in span.decoding:
-                answers[place][number] = span.steps
-        for parts in (*prompts, *answers):
-            total = sum(parts.values())
-            for number in parts:
-                parts[number] /= total
-        return prompts, answers
-
-    def _pieces(self, one: Served) -> int:
-        return -(-one.new_tokens // self._batch_tokens) if self._batch_tokens else 1
-
-
-def _plus(one: Row, other: Row) -> Row:
-    return _row(a + b for a, b in zip(one, other, strict=True))
-
-
-def _minus(one: Row, other: Row) -> Row:
-    return _row(a - b for a, b in zip(one, other, strict=True))
-
-
-def _row(counts: Iterable[float]) -> Row:
-    steps, new, looks, decoded, contexts = counts
-    return steps, new, looks, decoded, contexts
-
-
 def _prices(rows: Sequence[Equation], before: Sequence[float]) -> tuple[float, ...]:
-    least_squares = NonNegative(len(_NOTHING))
+    least_squares = NonNegative(len(NOTHING))
     for row, took_s in rows:
         expected_s = cost_s(row, before) or took_s
         least_squares.add(row, took_s, 1.0 / max(_LEAST_S, expected_s))

@@ -1,47 +1,50 @@
 """A report's sections on fleets: what each lever saved, who waited how long, how work was spread."""
 
-from collections.abc import Callable, Mapping
-from math import fsum
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
-
-import msgspec
 
 from preheat.core.routing import POLICIES
 from preheat.core.spread import Spread
 from preheat.replay import report
 from preheat.replay.headroom.events import OURS, Study, events, ladder
-from preheat.replay.measures import measures_of
-from preheat.replay.whatif import Setup, Tried, fleet_spec, try_out
+from preheat.replay.measures import Measures
+from preheat.replay.whatif import Setup, fleet_spec
 from preheat.traces.arrival import Trace
 
-Progress = Callable[[str], None]
 RULES: Final = ("round_robin", "least_loaded", "session", "smg", "cost", "preheat")
 """Routing rules that every report compares."""
 EVENT_AT: Final = 0.6
 """Of the trace's span: when a worker restarts."""
+_EVENT_ARMS: Final[Mapping[str, report.Role]] = {
+    "kept": "bound",
+    "nothing": "baseline",
+    OURS: "ours",
+}
 
 
 def saved_section(
-    tried: Mapping[str, Tried], together: str, baseline: str, rate: report.Rate | None
+    runs: Mapping[str, Measures], together: str, baseline: str, rate: report.Rate | None
 ) -> report.Saved:
     """GPU-seconds of prefill of each run against the baseline's."""
-    base_s = prefill_s(tried[baseline])
+    base_s = runs[baseline].prefill_s
     levers = {
-        name: _lever(name, one, base_s, rate) for name, one in tried.items() if name != baseline
+        name: _lever(name, one.prefill_s, base_s, rate)
+        for name, one in runs.items()
+        if name != baseline
     }
     whole = levers.pop(together, None)
-    any_run = tried[baseline].run
     return report.Saved(
         baseline=baseline,
         baseline_gpu_s=base_s,
         levers=tuple(levers.values()),
         together=whole,
-        no_cache_gpu_s=fsum(any_run.no_cache_s),
+        no_cache_gpu_s=runs[baseline].no_cache_s,
     )
 
 
-def _lever(name: str, one: Tried, base_s: float, rate: report.Rate | None) -> report.Lever:
-    saved_s = base_s - prefill_s(one)
+def _lever(name: str, prefill_s: float, base_s: float, rate: report.Rate | None) -> report.Lever:
+    saved_s = base_s - prefill_s
     return report.Lever(
         name=name,
         saved_gpu_s=saved_s,
@@ -50,84 +53,79 @@ def _lever(name: str, one: Tried, base_s: float, rate: report.Rate | None) -> re
     )
 
 
-def prefill_s(one: Tried) -> float:
-    """GPU-seconds of prefill."""
-    return fsum(job.computed_s for job in one.run.jobs)
-
-
 def latency_section(
-    tried: Mapping[str, Tried], workers: int, baseline: str, together: str, slo_ttft_s: float
+    runs: Mapping[str, Measures], baseline: str, together: str, slo_ttft_s: float
 ) -> report.Latency:
     """How long the requests of each run waited."""
-    arms = []
-    for name, one in tried.items():
-        found = measures_of(one.run, workers, slo_ttft_s=slo_ttft_s)
-        role: report.Role = (
-            "baseline" if name == baseline else "ours" if name == together else "other"
-        )
-        arms.append(
+    roles: dict[str, report.Role] = {baseline: "baseline", together: "ours"}
+    return report.Latency(
+        arms=tuple(
             report.Arm(
                 name=name,
-                role=role,
+                role=roles.get(name, "other"),
                 ttft=_waits(found.ttft),
                 service_ttft=_waits(found.service_ttft),
                 goodput_per_s=found.goodput_per_s,
                 goodput_share=found.goodput_share,
             )
-        )
-    return report.Latency(arms=tuple(arms), slo_ttft_s=slo_ttft_s)
+            for name, found in runs.items()
+        ),
+        slo_ttft_s=slo_ttft_s,
+    )
 
 
-def balance_section(trace: Trace, setup: Setup, ours: str, progress: Progress) -> report.Balance:
-    """Routing rules side by side, everything else as in `setup`."""
-    rules = []
-    for name in RULES:
-        if name not in POLICIES:
-            continue
-        progress(f"routing by {name}")
-        tried = try_out(trace, msgspec.structs.replace(setup, routing=name))
-        found = measures_of(tried.run, setup.workers)
-        rules.append(
+def balance_section(runs: Mapping[str, Measures], ours: str) -> report.Balance:
+    """Routing rules side by side, everything else the same."""
+    roles: dict[str, report.Role] = {"round_robin": "baseline", ours: "ours"}
+    return report.Balance(
+        rules=tuple(
             report.RoutingRule(
                 name=name,
-                role="ours" if name == ours else "baseline" if name == "round_robin" else "other",
+                role=roles.get(name, "other"),
                 prefill_share=found.prefill_share,
                 hit_token_ratio=found.hit_token_ratio,
                 work_max_mean_ratio=found.work_max_mean_ratio,
                 ttft_mean_s=found.ttft.mean,
                 ttft_p99_s=found.ttft.p99,
             )
+            for name, found in runs.items()
         )
-    return report.Balance(rules=tuple(rules))
+    )
 
 
-def event_section(trace: Trace, setup: Setup, progress: Progress) -> report.Event:
-    """One worker restarts: the minutes around it, if its memory is lost, and if it was drained."""
-    spec = fleet_spec(setup, trace.block_tokens)
-    study = Study(trace.arrivals, trace.block_tokens, spec, POLICIES[setup.routing], setup.speed)
+Curve = Sequence[tuple[float, float, float]]
+
+
+def event_tasks(trace: Trace, setup: Setup) -> dict[str, Callable[[], Curve]]:
+    """One worker restarts: simulations of the minutes around it, an arm each."""
     at = (trace.arrivals[0].at + EVENT_AT * (trace.arrivals[-1].at - trace.arrivals[0].at)) / (
         setup.speed
     )
+    return {name: partial(_aftermath, trace, setup, name, at) for name in _EVENT_ARMS}
+
+
+def _aftermath(trace: Trace, setup: Setup, arm: str, at: float) -> Curve:
+    spec = fleet_spec(setup, trace.block_tokens)
+    study = Study(trace.arrivals, trace.block_tokens, spec, POLICIES[setup.routing], setup.speed)
     event = events(setup.workers)[0]
-    arms = ladder(trace.block_tokens)
-    chosen: dict[str, report.Role] = {"kept": "bound", "nothing": "baseline", OURS: "ours"}
-    drawn = []
-    for name, role in chosen.items():
-        progress(f"a restart: {name}")
-        made = study.aftermath(event, name, arms.get(name), at)
-        drawn.append(
-            report.EventArm(
-                name=name,
-                role=role,
-                minute=tuple(point[0] for point in made.curve),
-                ttft_p95_s=tuple(point[1] for point in made.curve),
-                hit_token_ratio=tuple(point[2] for point in made.curve),
-            )
-        )
+    return study.aftermath(event, arm, ladder(trace.block_tokens).get(arm), at).curve
+
+
+def event_section(curves: Mapping[str, Curve]) -> report.Event:
+    """What came of `event_tasks`."""
     return report.Event(
         name="One worker restarts",
         note="kept: nothing happens; nothing: its memory is lost.",
-        arms=tuple(drawn),
+        arms=tuple(
+            report.EventArm(
+                name=name,
+                role=_EVENT_ARMS[name],
+                minute=tuple(point[0] for point in curve),
+                ttft_p95_s=tuple(point[1] for point in curve),
+                hit_token_ratio=tuple(point[2] for point in curve),
+            )
+            for name, curve in curves.items()
+        ),
     )
 
 

@@ -12,7 +12,8 @@ from preheat.replay.worker import Job
 
 class Measures(msgspec.Struct, frozen=True):
     """One run. Seconds are GPU-seconds of prefill but for TTFTs. `prefill_share`: of what it
-    would be without any cache. `hit_token_ratio`: prompt tokens found, in memory or in a tier, of all. `work_max_mean_ratio`: the
+    would be without any cache (`no_cache_s`). `hit_token_ratio`: prompt tokens found, in memory or in
+    a tier, of all that came to a worker. `work_max_mean_ratio`: the
     busiest worker's prefill by the mean one's. `goodput_per_s`: requests a second whose first
     token came within the target."""
 
@@ -20,6 +21,7 @@ class Measures(msgspec.Struct, frozen=True):
     refused: int
     preempted: int
     prefill_s: float
+    no_cache_s: float
     prefill_share: float
     hit_token_ratio: float
     work_max_mean_ratio: float
@@ -41,11 +43,13 @@ def measures_of(
     """Of the requests that came between `start` and `end`."""
     chosen = [job for job in made.jobs if start <= job.arrived_at < end]
     done = [job for job in chosen if job.first_at is not None]
+    placed = [job for job in done if job.worker >= 0]  # the others had a stored answer
     work = [0.0] * workers
-    for job in done:
+    for job in placed:
         work[job.worker] += job.computed_s
     prefill_s = fsum(work)
-    asked = sum(job.input_tokens for job in done)
+    no_cache_s = fsum(made.no_cache_s[job.number] for job in done)
+    asked = sum(job.input_tokens for job in placed)
     waits = ttfts(done)
     good = sum(wait <= slo_ttft_s for wait in waits)
     last = min(end, max((job.arrived_at for job in chosen), default=start))
@@ -56,12 +60,13 @@ def measures_of(
         refused=sum(job.refused for job in chosen),
         preempted=sum(job.preempted for job in chosen),
         prefill_s=prefill_s,
-        prefill_share=prefill_s / max(1e-9, fsum(made.no_cache_s[job.number] for job in done)),
-        hit_token_ratio=sum(job.cached_tokens for job in done) / max(1, asked),
+        no_cache_s=no_cache_s,
+        prefill_share=prefill_s / max(1e-9, no_cache_s),
+        hit_token_ratio=sum(job.cached_tokens for job in placed) / max(1, asked),
         work_max_mean_ratio=max(work, default=0.0) * workers / max(1e-9, prefill_s),
         utilisation=prefill_s / workers / span_s,
         ttft=spread_of(waits),
-        service_ttft=spread_of([job.load_s + job.computed_s for job in done]),
+        service_ttft=spread_of([job.load_s + job.computed_s for job in placed]),
         goodput_per_s=good / span_s,
         goodput_share=good / max(1, len(chosen)),
     )

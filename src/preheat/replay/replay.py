@@ -1,6 +1,8 @@
 """A trace becomes a report: which levers would have saved what."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -8,6 +10,8 @@ from preheat import __version__
 from preheat.core import eviction
 from preheat.errors import ConfigError
 from preheat.replay import arms, report, sections
+from preheat.replay.measures import Measures, measures_of
+from preheat.replay.side_by_side import each
 from preheat.replay.verdict import summary_of
 from preheat.replay.whatif import Setup, try_out
 from preheat.traces.arrival import Trace
@@ -59,37 +63,66 @@ def replay(trace: Trace, asked: Questions, progress: Progress) -> report.Report:
 def _with_fleet(
     trace: Trace, asked: Questions, made: report.Report, progress: Progress
 ) -> report.Report:
-    base = asked.setup
+    levers = _levers(trace, asked)
+    setups = _setups(asked, levers)
+    routings = {name: msgspec.structs.replace(asked.setup, routing=name) for name in arms.RULES}
+    routings.setdefault(asked.ours, msgspec.structs.replace(asked.setup, routing=asked.ours))
+    distinct = {*setups.values(), *routings.values()}
+    tasks: dict[Hashable, Callable[[], Any]] = {
+        one: partial(_measured, trace, one, asked.slo_ttft_s) for one in sorted(distinct, key=repr)
+    }
+    if trace.block_tokens:
+        routed = msgspec.structs.replace(asked.setup, routing=asked.ours)
+        around = arms.event_tasks(trace, routed)
+        tasks.update(around.items())
+        cells = sections.capacity_tasks(trace, asked.setup.service, asked.policies)
+        tasks.update(cells.items())
+    found = each(tasks, progress)
+    runs = {name: found[one] for name, one in setups.items()}
+    shown = {name: runs[name] for name in (BASELINE, *levers, TOGETHER)}
+    saved = arms.saved_section(shown, TOGETHER, BASELINE, asked.rate)
+    without = {name: runs[f"all but {name}"].prefill_s for name in levers}
+    changes: dict[str, object] = {
+        "saved": saved,
+        "summary": summary_of(saved, asked.rate),
+        "latency": arms.latency_section(shown, BASELINE, TOGETHER, asked.slo_ttft_s),
+        "balance": arms.balance_section(
+            {name: found[one] for name, one in routings.items()}, asked.ours
+        ),
+        "ablation": arms.ablation_section(without, runs[TOGETHER].prefill_s, saved.baseline_gpu_s),
+    }
+    if trace.block_tokens:
+        curves = {name: found[name] for name in around}
+        changes["events"] = (arms.event_section(curves),)
+        changes["capacity"] = sections.capacity_section(
+            trace, {name: found[name] for name in cells}
+        )
+    return msgspec.structs.replace(made, **changes)
+
+
+def _levers(trace: Trace, asked: Questions) -> dict[str, dict[str, object]]:
+    """What each of them changes in the setup."""
     levers: dict[str, dict[str, object]] = {"routing": {"routing": asked.ours}}
     if trace.block_tokens and asked.tier_tokens:
         levers["tier read on demand"] = {"tier_tokens": asked.tier_tokens}
     if asked.exact_ttl_s and any(one.key >= 0 for one in trace.arrivals):
         levers["response cache"] = {"exact_ttl_s": asked.exact_ttl_s}
+    return levers
+
+
+def _setups(asked: Questions, levers: dict[str, dict[str, object]]) -> dict[str, Setup]:
+    """None of the levers, each of them, all, all but each."""
     every = {field: value for lever in levers.values() for field, value in lever.items()}
-    tried = {}
-    for name, change in {BASELINE: {}, **levers, TOGETHER: every}.items():
-        progress(name)
-        tried[name] = try_out(trace, msgspec.structs.replace(base, **change))
-    saved = arms.saved_section(tried, TOGETHER, BASELINE, asked.rate)
-    without = {}
+    changes: dict[str, dict[str, object]] = {BASELINE: {}, **levers, TOGETHER: every}
     for name, change in levers.items():
-        progress(f"all but {name}")
-        others = {field: value for field, value in every.items() if field not in change}
-        without[name] = arms.prefill_s(try_out(trace, msgspec.structs.replace(base, **others)))
-    together_s = arms.prefill_s(tried[TOGETHER])
-    changes: dict[str, object] = {
-        "saved": saved,
-        "summary": summary_of(saved, asked.rate),
-        "latency": arms.latency_section(tried, base.workers, BASELINE, TOGETHER, asked.slo_ttft_s),
-        "balance": arms.balance_section(trace, base, asked.ours, progress),
-        "ablation": arms.ablation_section(without, together_s, saved.baseline_gpu_s),
-    }
-    if trace.block_tokens:
-        known = tuple(name for name in asked.policies if name in eviction.POLICIES)
-        routed = msgspec.structs.replace(base, routing=asked.ours)
-        changes["events"] = (arms.event_section(trace, routed, progress),)
-        changes["capacity"] = sections.capacity_section(trace, base.service, known, progress)
-    return msgspec.structs.replace(made, **changes)
+        changes[f"all but {name}"] = {
+            field: value for field, value in every.items() if field not in change
+        }
+    return {name: msgspec.structs.replace(asked.setup, **one) for name, one in changes.items()}
+
+
+def _measured(trace: Trace, setup: Setup, slo_ttft_s: float) -> Measures:
+    return measures_of(try_out(trace, setup).run, setup.workers, slo_ttft_s=slo_ttft_s)
 
 
 def _settings(asked: Questions) -> report.Settings:

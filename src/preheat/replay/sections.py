@@ -1,12 +1,15 @@
 """A report's sections on the trace itself, and on one memory: hits by size, the price of room."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
 from preheat.core import eviction
 from preheat.core.costs import ServiceModel
+from preheat.core.hold_leaves import HoldLeaves
 from preheat.core.prefix import LeafLru, LeafOrder, LeafPolicy, PrefixStore
 from preheat.replay import report
+from preheat.replay.granularity import full_paths
 from preheat.replay.keys import hits
 from preheat.replay.orders import Clairvoyant
 from preheat.replay.pool import serve
@@ -17,6 +20,12 @@ Progress = Callable[[str], None]
 
 SHARES: Final = (0.01, 0.02, 0.05, 0.10, 0.25)
 """Of the distinct blocks, or keys: the capacities that curves are drawn at."""
+_ROLES: Final[Mapping[str, report.Role]] = {
+    "lru": "baseline",
+    "belady": "bound",
+    "infinite": "bound",
+    "j": "ours",
+}
 KEY_POLICIES: Final = ("lru", "sieve", "s3fifo", "wtinylfu", "gdsf")
 
 
@@ -38,57 +47,67 @@ def trace_section(trace: Trace) -> report.Trace:
     )
 
 
-def capacity_section(
-    trace: Trace, service: ServiceModel, policies: Iterable[str], progress: Progress
-) -> report.Capacity:
-    """Hits of one memory for all against its size, policy by policy, between LRU and Belady."""
-    tokens = trace.block_tokens
-    paths = [one.blocks[: max(0, one.input_tokens) // tokens] for one in trace.arrivals]
+def capacity_tasks(
+    trace: Trace, service: ServiceModel, policies: Iterable[str]
+) -> dict[tuple[str, int], Callable[[], float]]:
+    """Simulations of one memory for all: the token hit ratio of each order at each capacity."""
+    paths = full_paths(trace)
     distinct = len({block for path in paths for block in path})
-    sizes = sorted({max(1, round(share * distinct)) for share in SHARES})
-    asked = sum(max(0, one.input_tokens) for one in trace.arrivals)
-    orders: dict[str, tuple[report.Role, Callable[[], LeafOrder]]] = {
-        "lru": ("baseline", LeafLru),
-        "belady": ("bound", lambda: Clairvoyant(paths)),
-    }
-    for name in policies:
-        orders[name] = ("ours" if name == "j" else "other", _leaf_policy(name, tokens, service))
-    ratios: dict[str, list[float]] = {}
-    for name, (_, order) in orders.items():
-        for blocks in sizes:
-            progress(f"{name} with {blocks:,} blocks")
-            served = serve(trace.arrivals, tokens, service, PrefixStore(blocks, order()))
-            ratios.setdefault(name, []).append(
-                tokens * sum(one.cached for one in served) / max(1, asked)
-            )
-    endless = serve(trace.arrivals, tokens, service, PrefixStore(distinct, LeafLru()))
-    most = tokens * sum(one.cached for one in endless) / max(1, asked)
-    ratios["infinite"] = [most] * len(sizes)
+    tasks: dict[tuple[str, int], Callable[[], float]] = {}
+    for blocks in sorted({max(1, round(share * distinct)) for share in SHARES}):
+        for name in ("lru", "belady", *policies):
+            tasks[name, blocks] = partial(_hit_ratio, trace, service, name, blocks)
+    tasks["infinite", distinct] = partial(_hit_ratio, trace, service, "lru", distinct)
+    return tasks
+
+
+def capacity_section(trace: Trace, ratios: Mapping[tuple[str, int], float]) -> report.Capacity:
+    """What came of `capacity_tasks`: curves between LRU and Belady."""
+    sizes = sorted({blocks for name, blocks in ratios if name == "lru"})
+    endless = next(ratio for (name, _), ratio in ratios.items() if name == "infinite")
+    names = dict.fromkeys(name for name, _ in ratios)
+    curves = {name: [ratios.get((name, blocks), endless) for blocks in sizes] for name in names}
     return report.Capacity(
         curves=tuple(
             report.HitCurve(
                 policy=name,
-                role="bound" if name == "infinite" else orders[name][0],
+                role=_ROLES.get(name, "other"),
                 capacity_blocks=tuple(sizes),
-                capacity_tokens=tuple(blocks * tokens for blocks in sizes),
+                capacity_tokens=tuple(blocks * trace.block_tokens for blocks in sizes),
                 hit_token_ratio=tuple(found),
                 gap_closed_share=(
                     None
                     if name == "infinite"
-                    else gap_closed(found, ratios["lru"], ratios["belady"])
+                    else gap_closed(found, curves["lru"], curves["belady"])
                 ),
             )
-            for name, found in ratios.items()
+            for name, found in curves.items()
         ),
         notes=("An order other than LRU only where the engine allows it: docs/levers.md.",),
     )
 
 
-def _leaf_policy(name: str, block_tokens: int, service: ServiceModel) -> Callable[[], LeafOrder]:
-    def cost_s(place: int) -> float:
-        return service.prefill_s(block_tokens, place * block_tokens)
+def _hit_ratio(trace: Trace, service: ServiceModel, name: str, blocks: int) -> float:
+    tokens = trace.block_tokens
+    store = PrefixStore(blocks, _order(trace, service, name))
+    served = serve(trace.arrivals, tokens, service, store)
+    asked = sum(max(0, one.input_tokens) for one in trace.arrivals)
+    return tokens * sum(one.cached for one in served) / max(1, asked)
 
-    return lambda: LeafPolicy(eviction.POLICIES[name](), block_tokens=block_tokens, cost_s=cost_s)
+
+def _order(trace: Trace, service: ServiceModel, name: str) -> LeafOrder:
+    if name == "lru":
+        return LeafLru()
+    if name == "belady":
+        return Clairvoyant(full_paths(trace))
+    if name == "j":
+        return HoldLeaves()
+    tokens = trace.block_tokens
+
+    def cost_s(place: int) -> float:
+        return service.prefill_s(tokens, place * tokens)
+
+    return LeafPolicy(eviction.POLICIES[name](), block_tokens=tokens, cost_s=cost_s)
 
 
 def keys_section(trace: Trace, policies: Iterable[str], progress: Progress) -> report.Table:

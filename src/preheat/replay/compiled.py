@@ -32,9 +32,9 @@ def is_available() -> bool:
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What a request found (0 or 1 for a key, blocks for a path), and who left, oldest first."""
+    """What a request found (of keys 0 or 1, as bytes; of paths blocks), and who left, oldest first."""
 
-    hits: list[int]
+    hits: bytes | list[int]
     victims: list[int]
 
 
@@ -61,19 +61,20 @@ def key_stream(order: Order, keys: Sequence[int], capacity: int, *, compiled: bo
 def _key_stream(order: Order, keys: Sequence[int], capacity: int) -> Run:
     policy = POLICIES[order]()
     held: set[Hashable] = set()
-    run = Run([], [])
+    hits = bytearray()
+    victims: list[int] = []
     for now, key in enumerate(keys):
-        run.hits.append(int(key in held))
+        hits.append(key in held)
         if key in held:
             policy.touch(key, now)
         elif capacity:
             if len(held) == capacity:
-                run.victims.append(policy.victim(now))
-                policy.remove(run.victims[-1])
-                held.discard(run.victims[-1])
+                victims.append(policy.victim(now))
+                policy.remove(victims[-1])
+                held.discard(victims[-1])
             policy.insert(key, 1, now)
             held.add(key)
-    return run
+    return Run(bytes(hits), victims)
 
 
 class PrefixStream:
@@ -124,13 +125,14 @@ def _serve(
 ) -> Run:
     """The core itself: requests in their order, each held only while it is taken in. What of a path
     is longer than the pool is never kept."""
-    run = Run([], [])
+    hits: list[int] = []
+    victims: list[int] = []
     answers: list[tuple[float, int]] = []
     for number, (path, use) in enumerate(zip(paths, uses, strict=True)):
         while order is not None and answers and answers[0][0] <= use.began_at:
             ended_at, over = heappop(answers)
             order.ended(over, ended_at, uses[over].ended_kind)
-        run.hits.append(store.overlap(path))
+        hits.append(store.overlap(path))
         blocks = path[: store.capacity_blocks]
         if not store.take(blocks, 0, use.began_at, use.began_kind):
             raise AssertionError("a path no longer than the pool has room in it")
@@ -138,6 +140,6 @@ def _serve(
             order.began()
             heappush(answers, (use.ended_at, number))
         store.release(blocks, 0, use.began_at)
-        run.victims.extend(store.evicted)
+        victims.extend(store.evicted)
         store.evicted.clear()
-    return run
+    return Run(hits, victims)

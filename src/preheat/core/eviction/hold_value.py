@@ -23,7 +23,7 @@ class HoldValue(Generic[K]):
     keys: a life is followed even if its entry leaves). So learning costs the same for any number of
     entries: at most `followed` steps every `refresh_uses` uses.
 
-    Drawing is Redis's and LHD's way to do without an order that changes with time. The draws follow
+    Drawing (as many as LHD does) is Redis's and LHD's way to do without an order that changes with time. The draws follow
     from a seed of its own (xorshift; Marsaglia, J. Stat. Softw. 2003), so a replay repeats.
     """
 
@@ -32,7 +32,7 @@ class HoldValue(Generic[K]):
     def __init__(
         self,
         *,
-        candidates: int = 64,
+        candidates: int = 32,
         levels: int = 4,
         back_off: float = 100.0,
         memory: float = 0.99,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 
 from benchmarks.retention_streams import Stream
 from preheat.core.eviction.lhd import Lhd
@@ -88,6 +89,8 @@ class LeafLhd:
     def __init__(self, policy: Lhd[int]) -> None:
         self._policy = policy
         self._free: dict[int, None] = {}
+        self._batch: list[tuple[float, int]] = []  # ranks change with requests, not with evictions
+        self._batch_at = -1
 
     def used(self, blocks: Sequence[int], known: int, now: float, kind: int) -> None:
         for place in range(len(blocks) - 1, -1, -1):
@@ -98,6 +101,8 @@ class LeafLhd:
 
     def freed(self, block: int, used_at: float) -> None:
         self._free[block] = None
+        if self._batch_at == self._policy._requests:
+            heappush(self._batch, self._place(block))
 
     def removed(self, block: int) -> None:
         self._free.pop(block, None)
@@ -105,12 +110,22 @@ class LeafLhd:
 
     def victim(self, leaves: Leaves, now: float) -> int:
         lhd = self._policy
-        for block in [block for block in self._free if not leaves.is_free(block)]:
-            del self._free[block]
-        if not self._free:
-            raise LookupError("every block is held")
-        lhd._named = min(self._free, key=lambda block: lhd._rank(lhd._slot[block]))
-        return lhd._named
+        if self._batch_at != lhd._requests:
+            for block in [block for block in self._free if not leaves.is_free(block)]:
+                del self._free[block]
+            self._batch = [self._place(block) for block in self._free]
+            heapify(self._batch)
+            self._batch_at = lhd._requests
+        while self._batch:
+            block = self._batch[0][1]
+            if block in self._free and leaves.is_free(block):
+                lhd._named = block
+                return block
+            heappop(self._batch)
+        raise LookupError("every block is held")
+
+    def _place(self, block: int) -> tuple[float, int]:
+        return self._policy._rank(self._policy._slot[block]), block
 
 
 def touched(

@@ -24,6 +24,7 @@ from benchmarks import (
     request_log,
     retention,
     routers,
+    routing,
     soak,
     stampede,
 )
@@ -55,6 +56,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "request_log": request_log,
     "retention": retention,
     "routers": routers,
+    "routing": routing,
     "soak": soak,
     "stampede": stampede,
 }

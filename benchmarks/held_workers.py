@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
@@ -25,8 +25,6 @@ ABOUT = (
     b'"served_model_name":"held","status":"ok"}'
 )
 
-Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
 
 class Held(msgspec.Struct):
     """A request at a worker, by its place in `HeldWorkers.urls`."""
@@ -44,6 +42,7 @@ class HeldWorkers:
         self.ports = [free_port() for _ in range(count)]
         self.urls = [f"http://{HOST}:{port}" for port in self.ports]
         self._arrived: asyncio.Queue[Held] = asyncio.Queue()
+        self._talks: set[asyncio.Task[None]] = set()
 
     async def arrival(self) -> Held:
         """The next request that comes to any of them."""
@@ -62,8 +61,16 @@ class HeldWorkers:
         finally:
             for server in servers:
                 server.close()
+            for talk in self._talks:
+                talk.cancel()
+            await asyncio.gather(*self._talks, return_exceptions=True)
 
-    def _talker(self, number: int) -> Talk:
+    def _talker(self, number: int) -> Callable[..., None]:
+        def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.ensure_future(talk(reader, writer))
+            self._talks.add(task)
+            task.add_done_callback(self._talks.discard)
+
         async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
                 while True:
@@ -85,7 +92,7 @@ class HeldWorkers:
                     await writer.drain()
             writer.close()
 
-        return talk
+        return begin
 
 
 def tokenized(asked: bytes) -> bytes:

@@ -118,6 +118,7 @@ def test_equal_and_idle_workers_all_get_something(name: str) -> None:
 def test_its_memory_does_not_grow_with_the_requests_it_has_seen(name: str) -> None:
     options: dict[str, dict[str, int]] = {
         "smg": {"tree_blocks": 2_000},
+        "vllm_router": {"tree_blocks": 2_000},
         "production_stack": {"trie_blocks": 2_000},
         "bounded_hash": {"window": 100},
     }

@@ -19,6 +19,7 @@ from preheat.core.routing.random import Random
 from preheat.core.routing.round_robin import RoundRobin
 from preheat.core.routing.session import Session
 from preheat.core.routing.smg import Smg
+from preheat.core.routing.vllm_router import VllmRouter
 
 BLOCK = 100
 
@@ -134,6 +135,15 @@ def test_smg_with_an_owner_that_left_takes_the_first() -> None:
     policy = Smg()
     policy.choose(request(1, 2), workers(1, 0), 0.0)
     assert policy.choose(request(1, 2), [Candidate(5, in_flight=3), Candidate(6)], 1.0) == 0
+
+
+def test_vllm_router_takes_the_least_loaded_of_all_who_got_the_longest_match() -> None:
+    policy = VllmRouter(abs_threshold=5)
+    assert policy.choose(request(1, 2, 3), workers(1, 0, 1), 0.0) == 1
+    assert policy.choose(request(1, 2, 3), workers(1, 9, 2), 1.0) == 0  # uneven: it goes elsewhere
+    assert policy.choose(request(1, 2, 3), workers(3, 4, 0), 2.0) == 0
+    assert policy.choose(request(1, 2, 3), workers(4, 3, 0), 3.0) == 1
+    assert policy.choose(request(1, *range(10, 15)), workers(4, 3, 0), 4.0) == 2
 
 
 # The others ------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from preheat.core.routing.random import Random
 from preheat.core.routing.round_robin import RoundRobin
 from preheat.core.routing.session import Session
 from preheat.core.routing.smg import Smg
+from preheat.core.routing.vllm_router import VllmRouter
 
 __all__ = ["POLICIES", "Candidate", "Placing", "RoutingPolicy"]
 
@@ -50,4 +51,5 @@ POLICIES: Final[Mapping[str, Callable[..., RoutingPolicy]]] = {
     "round_robin": RoundRobin,
     "session": Session,
     "smg": Smg,
+    "vllm_router": VllmRouter,
 }

@@ -11,7 +11,8 @@ from preheat.core.placing import Candidate, Placing
 _OWN_SHARE: Final = 0.25
 """How much a worker's own record weighs against the fleet's: it has seen few requests. More
 weight separates short from long work (as SITA does: Harchol-Balter et al., JPDC 1999), for a better
-mean and a worse p99. Chosen on Mooncake's synthetic trace and the first half of its conversations."""
+mean and a worse p99. It weighs only on what waits already: idle workers are alike, however
+busy they were. Chosen on Mooncake's synthetic trace and the first half of its conversations."""
 
 _EQUAL: Final = 0.01
 """Costs that differ by less are equal: what was learned isn't better known than that."""
@@ -50,7 +51,7 @@ class Preheat:
     to the one that was given the least to keep lately, so that all memories are used.
     """
 
-    def __init__(self, *, memory_s: float = 300.0, excess: float = 1.0) -> None:
+    def __init__(self, *, memory_s: float = 300.0, excess: float = 2.0) -> None:
         self._memory_s = memory_s
         self._excess = excess
         self._records: dict[int, _Record] = {}
@@ -63,6 +64,7 @@ class Preheat:
         records = [self._records.setdefault(one.number, _Record()) for one in candidates]
         fleet_delayed = sum(one.delayed for one in records) / len(records)
         fleet_s = sum(one.backlog_s for one in records) / len(records)
+        fleet_rate = fleet_delayed / fleet_s if fleet_s > 0.0 else 0.0
         rest = 1.0 - _OWN_SHARE
         mean_s = self._mean_s
 
@@ -71,8 +73,8 @@ class Preheat:
             own_s = one.queue_s + adds_s
             backlog_s = _OWN_SHARE * record.backlog_s + rest * fleet_s
             delayed = _OWN_SHARE * record.delayed + rest * fleet_delayed
-            others_s = adds_s * (one.queue_s + 0.5 * adds_s)
-            others_s *= delayed / backlog_s if backlog_s > 0.0 else 0.0
+            own_rate = delayed / backlog_s if backlog_s > 0.0 else 0.0
+            others_s = adds_s * (own_rate * one.queue_s + 0.5 * fleet_rate * adds_s)
             excess_s = self._excess * own_s * own_s / mean_s if mean_s > 0.0 else 0.0
             memory_s = one.price * _new_tokens(placing, one) / max(1, placing.block_tokens)
             return own_s + excess_s + others_s + memory_s

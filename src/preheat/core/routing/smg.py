@@ -1,4 +1,4 @@
-"""The cache-aware rule of SGLang's gateway and vLLM's router."""
+"""The cache-aware rule of SGLang's gateway."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from preheat.core.placing import Candidate, Placing
 
 
 class Smg:
-    """SGLang Model Gateway and vllm-project/router, policy `cache_aware`, HTTP mode.
+    """SGLang Model Gateway, policy `cache_aware`, HTTP mode (and vllm-project/router before 0.1.17).
 
     It doesn't know what workers hold: it keeps a tree of the prompts it has routed. Is the load
     uneven (busiest - idlest > `abs_threshold` requests and busiest > `rel_threshold` · idlest), the

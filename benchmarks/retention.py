@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.report import Progress, Result, table
+from benchmarks.retention_held import FACTS, held
 from benchmarks.retention_levers import LeafLhd, ordered, touched
 from benchmarks.retention_streams import SOURCES, Stream, load, uses
 from preheat.core.costs import ServiceModel
@@ -50,6 +51,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "lfu_plus": [{}],
     "semantic_lru": [{}],
 }
+AGENTS_TRACES = ("v6", "v8")
+HELD = ("lru", "belady", "j")
 SEEDS = ("lfu_plus", "semantic_lru")
 SLOW_ON_AGENTS = ("s3fifo", "wtinylfu", "gdsf")
 """Their variants aren't tried on Weka: they lose several times the room there, and take an hour."""
@@ -104,11 +107,12 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
                 done.append(cells)
             return done
 
-        traces = [_Trace(name, options.seed, options.policies, run_all) for name in options.traces]
-    figures: dict[str, float] = {}
-    for trace in traces:
-        trace.tell()
-        figures |= trace.figures()
+        traces = []
+        figures: dict[str, float] = {}
+        for name in options.traces:
+            traces.append(_Trace(name, options.seed, options.policies, run_all))
+            traces[-1].tell()
+            figures |= traces[-1].figures()
     figures |= _pooled(traces)
     return Result(
         figures,
@@ -167,6 +171,10 @@ def _order(task: Task, stream: Stream) -> Callable[[int], Any]:
         return lambda capacity: ready.lru(capacity).hits
     if task.policy == "asked":
         return lambda _: [len(path) for path in stream.paths]
+    if task.policy == "held":
+        told = uses(stream, FACTS)
+        order = options["order"]
+        return lambda capacity: held(stream, told, capacity, order, options["levels"])
     if task.policy == "ordered":
         return lambda capacity: ordered(stream, capacity)
     if task.policy == "belady":
@@ -257,6 +265,7 @@ class _Trace:
         tasks += [Task(name, "ordered", {}, is_choice=False)]
         tasks += [Task(name, "touched", best["j"], is_choice=False)]
         done = run_all(tasks)
+        self.held = self._held(run_all, best["j"]["levels"]) if name in AGENTS_TRACES else []
         self.asked, self.lru, self.belady = (cells.found for cells in done[:3])
         self.others = {cells.task.policy: cells.found for cells in done[3 : 3 + len(policies)]}
         self.ablation = {str(cells.task): cells.found for cells in done if cells.task.policy == "j"}
@@ -276,7 +285,7 @@ class _Trace:
         run_all: Callable[[Iterable[Task]], list[Cells]],
     ) -> dict[str, list[tuple[float, dict[str, Any]]]]:
         """The share of every variant on the second quarter of time."""
-        is_slow = self.name in ("v6", "v8")
+        is_slow = self.name in AGENTS_TRACES
         variants = {
             policy: VARIANTS[policy][: 1 if is_slow and policy in SLOW_ON_AGENTS else None]
             for policy in policies
@@ -300,6 +309,20 @@ class _Trace:
             found = _share(cells.found.sum(1), lru, most, roomy)
             choice.setdefault(cells.task.policy, []).append((found, cells.task.options))
         return choice
+
+    def _held(self, run_all: Callable[[Iterable[Task]], list[Cells]], levels: int) -> list[Floats]:
+        """LRU, Belady and J where running requests hold their blocks."""
+        return [
+            cells.found
+            for cells in run_all(
+                Task(self.name, "held", {"order": order, "levels": levels}, is_choice=False)
+                for order in HELD
+            )
+        ]
+
+    def held_share(self) -> float:
+        lru, belady, j = (found.sum(1) for found in self.held)
+        return _share(j, lru, belady, (belady - lru) / self.asked.sum(1) >= LEAST_ROOM)
 
     def share(self, found: Floats) -> float:
         return _share(found.sum(1), self.lru.sum(1), self.belady.sum(1), self.roomy)
@@ -336,7 +359,8 @@ class _Trace:
     def figures(self) -> dict[str, float]:
         j, best = self.resampled(self.j), self.resampled(self._best())
         low, high = np.quantile(j - best, (0.025, 0.975))
-        return {
+        held = {f"{self.name}_held_j_share": self.held_share()} if self.held else {}
+        return held | {
             f"{self.name}_j_share": self.share(self.j),
             f"{self.name}_best_other_share": self.share(self._best()),
             f"{self.name}_j_minus_best_low": float(low),
@@ -354,9 +378,12 @@ class _Trace:
             low, high = np.quantile(self.resampled(found), (0.025, 0.975))
             percents = [f"{100 * x:.2f}" for x in found.sum(1) / asked]
             rows.append([name, *percents, f"{self.share(found):.3f}", f"{low:.3f} to {high:.3f}"])
+        for order, found in zip(HELD, self.held, strict=False):
+            percents = [f"{100 * x:.2f}" for x in found.sum(1) / asked]
+            rows.append([f"held: {order}", *percents, "", ""])
         rows.append(["capacity, blocks", *map(str, self.capacities), "", ""])
         rows.append(["counted", *("yes" if roomy else "no" for roomy in self.roomy), "", ""])
-        print(table(rows, head=head), "\n")
+        print(table(rows, head=head), "\n", flush=True)
         print(f"chosen on the first half: {self.chosen_as_text()}")
         for policy, tried in self.choice.items():
             if len(tried) > 1:

@@ -51,6 +51,7 @@ class Touched(HoldLeaves):
         self.touches = 0
         self._touched: dict[int, int] = {}
         self._turns = 0
+        self._oldest: list[tuple[int, int]] = []
 
     def used(self, blocks: Sequence[int], known: int, now: float, kind: int) -> None:
         super().used(blocks, known, now, kind)
@@ -58,25 +59,30 @@ class Touched(HoldLeaves):
         for block in blocks:
             self._touched[block] = self._turns
 
+    def freed(self, block: int, used_at: float) -> None:
+        heappush(self._oldest, (self._touched[block], block))
+
     def removed(self, block: int) -> None:
         super().removed(block)
         del self._touched[block]
 
     def victim(self, leaves: Leaves, now: float) -> int:
         spared: set[int] = set()
-        free = [block for block in self._free if leaves.is_free(block)]
-        while True:
-            oldest = min(free, key=self._touched.__getitem__, default=None)
-            if oldest is None:
-                raise LookupError("every block is held")
-            value, _, _ = self._place(oldest, now)
-            if value <= self.price.now or oldest in spared or len(spared) == MOST_TOUCHES:
+        while self._oldest:
+            turn, block = self._oldest[0]
+            if not leaves.is_free(block) or self._touched[block] != turn:
+                heappop(self._oldest)
+                continue
+            value, _, _ = self._place(block, now)
+            if value <= self.price.now or block in spared or len(spared) == MOST_TOUCHES:
                 self.price.learn(value)
-                return oldest
-            spared.add(oldest)
+                return block
+            spared.add(block)
             self._turns += 1
-            self._touched[oldest] = self._turns
+            self._touched[block] = self._turns
             self.touches += 1
+            heappush(self._oldest, (self._turns, block))
+        raise LookupError("every block is held")
 
 
 class LeafLhd:

@@ -92,8 +92,7 @@ class HoldValue(Generic[K]):
         lowest = None
         least = 0.0
         for one in held if len(held) <= self._candidates else self._drawn():
-            value = self.table.value(self.table.row(one.kind, one.uses), now - one.used_at)
-            value *= one.worth
+            value = self.table.value(one.row, now - one.used_at) * one.worth
             if lowest is None or value < least or (value == least and one.used_at < lowest.used_at):
                 lowest, least = one, value
         assert lowest is not None
@@ -106,12 +105,13 @@ class HoldValue(Generic[K]):
     def _begin(self, held: "_Held[K]", now: float) -> None:
         """A use: the life before it, if it was followed, ends, and a new one begins."""
         self._named = None
+        held.row = self.table.row(held.kind, held.uses)
         life = self._lives.pop(held.key, None)
         if life is not None:
             self.table.end(life[0], now - life[1], 1, used=True)
         draw = self._draw()
         if not draw & self._chance_mask:
-            self._lives[held.key] = (self.table.row(held.kind, held.uses), now, draw)
+            self._lives[held.key] = (held.row, now, draw)
             while len(self._lives) > self._most_followed():
                 self._chance_mask = 2 * self._chance_mask + 1
                 mask = self._chance_mask
@@ -138,15 +138,16 @@ class HoldValue(Generic[K]):
 
 
 class _Held(Generic[K]):
-    """One entry. `worth` is its cost by its size."""
+    """One entry. `worth` is its cost by its size, `row` its class."""
 
-    __slots__ = ("key", "kind", "size_bytes", "used_at", "uses", "worth")
+    __slots__ = ("key", "kind", "row", "size_bytes", "used_at", "uses", "worth")
 
     def __init__(self, key: K, size_bytes: int, traits: Traits, now: float) -> None:
         self.key = key
         self.size_bytes = max(1, size_bytes)
         self.uses = 1
         self.used_at = now
+        self.row = 0
         self.weigh(traits)
 
     def weigh(self, traits: Traits) -> None:

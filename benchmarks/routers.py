@@ -10,8 +10,8 @@ trace knows blocks: `smg_cache_aware` is our copy fed with characters, which com
 `smg_blocks` with the trace's blocks, which is how a replay uses it. Where equals are drawn by chance
 the copy may name the one that was drawn. A rule that draws by chance is compared
 by its distribution: the largest difference between the share of choices that fall on the k-th
-least loaded worker and the share that they should have (`distance_…`, 0 is alike). sglang-router 0.3.2 counts no requests for its `power_of_two` where engines
-don't tell their load: it then draws evenly, which is what its distance shows.
+least loaded worker and the share that they should have (`distance_…`, 0 is alike). sglang-router 0.3.2 was seen to draw evenly for its `power_of_two`, as if it
+counted no requests where engines don't tell their load: that is what its distance shows.
 
     python3 -m venv ~/vllm-router && ~/vllm-router/bin/pip install vllm-router
     python3 -m venv ~/sglang-router && ~/sglang-router/bin/pip install sglang-router
@@ -51,6 +51,9 @@ SETTLES_S = 0.01
 EVEN = {"cache_threshold": 0.3, "abs_threshold": 64, "rel_threshold": 1.5}
 UNEVEN = {"cache_threshold": 0.5, "abs_threshold": 2, "rel_threshold": 1.1}
 """Both routers' defaults, and thresholds so low that the load decides often."""
+
+TREE_CHARACTERS = 1 << 26
+"""What both routers' trees hold by default, or half of it, a worker."""
 
 COPIES = {"vllm_router": "vllm_router", "sglang_router": "smg"}
 
@@ -126,7 +129,7 @@ def cases(router: str) -> Iterator[Case]:
         flags = ["--policy", "cache_aware", "--cache-threshold", f"{thresholds['cache_threshold']}"]
         flags += ["--balance-abs-threshold", f"{thresholds['abs_threshold']}"]
         flags += ["--balance-rel-threshold", f"{thresholds['rel_threshold']}"]
-        copy = partial(POLICIES[COPIES[router]], **thresholds)
+        copy = partial(POLICIES[COPIES[router]], tree_blocks=TREE_CHARACTERS, **thresholds)
         yield Case(f"smg_cache_aware{name}", tuple(flags), copy, by_character=True)
         yield Case(f"smg_blocks{name}", tuple(flags), copy)
     yield Case("round_robin", ("--policy", "round_robin"), POLICIES["round_robin"])

@@ -66,7 +66,7 @@ def choices(policy: RoutingPolicy, asked: Sequence[Any]) -> list[int]:
 
 
 @every_policy
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(asked=askings())
 def test_it_names_one_of_those_asked_about_and_the_same_input_alike(
     name: str, asked: list[Any]

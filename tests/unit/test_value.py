@@ -144,7 +144,7 @@ def test_rests_are_mean_residual_lives() -> None:
 def test_impossible_tables_are_refused() -> None:
     for options in ({"levels": 0}, {"back_off": 0.0}, {"memory": 1.5}, {"most_kinds": 0}):
         with pytest.raises(ValueError, match="must be at least"):
-            HoldTable(**options)  # type: ignore[arg-type]  # one of several types
+            HoldTable(**options)
 
 
 def test_the_price_follows_what_had_to_go() -> None:

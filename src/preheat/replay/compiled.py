@@ -103,7 +103,7 @@ class PrefixStream:
     ) -> Run:
         """J, with so many frequency levels, and so many blocks remembered that aren't here."""
         if compiled and is_available():
-            from preheat.replay.compiled_hold import HoldOptions  # noqa: PLC0415 - needs the extra
+            from preheat.replay.compiled_pool import HoldOptions  # noqa: PLC0415 - needs the extra
 
             options = HoldOptions(levels=levels, remembered=remembered)
             return Run(*self._stream.hold(capacity, options))

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from preheat.core.eviction.hold_value import FIRST_REFRESH, LEAST_FOLLOWED, SEED
+from preheat.replay.compiled_numbers import numbered
 from preheat.replay.compiled_tables import (
     EDGES,
     Floats,
@@ -21,7 +22,6 @@ from preheat.replay.compiled_tables import (
 )
 
 _MASK: Final = 0xFFFFFFFF
-_GOLDEN: Final = -7_046_029_254_386_353_131  # 2^64 by the golden ratio, as a signed number
 _RANDOM, _CHANCE, _OPEN, _SIZE, _LEFT, _STEP = range(6)  # places in `_Keys.numbers`
 
 
@@ -60,7 +60,7 @@ def run(
 ) -> tuple[bytes, list[int]]:
     """Hits, one byte a request, and victims in order; entries have one size, cost and kind, and
     `now` is the request's number."""
-    names, numbers = _numbered(np.asarray(keys, np.int64))
+    names, numbers = numbered(np.asarray(keys, np.int64))
     hits = np.zeros(len(numbers), np.uint8)
     victims = np.empty(len(numbers), np.int64)
     if order == "lru":
@@ -71,35 +71,6 @@ def run(
         table = make_table(chosen.levels)
         gone = _hold_loop(numbers, capacity, chosen, state, table, EDGES, hits, victims)
     return hits.tobytes(), names[victims[:gone]].tolist()
-
-
-def _numbered(keys: Ints) -> tuple[Ints, Ints]:
-    """The different keys in the order in which they came, and for each request its key's place there."""
-    names = np.empty(len(keys), np.int64)
-    numbers = np.empty(len(keys), np.int64)
-    size = 1 << max(4, (2 * len(keys)).bit_length())
-    distinct = _number_loop(keys, np.full(size, -1, np.int32), names, numbers)
-    return names[:distinct], numbers
-
-
-def _number(keys: Ints, slots: npt.NDArray[np.int32], names: Ints, numbers: Ints) -> int:
-    """A hash table with linear probing (Fibonacci hashing: Knuth, vol. 3, section 6.4)."""
-    mask = len(slots) - 1
-    distinct = 0
-    for place in range(len(keys)):
-        key = keys[place]
-        slot = ((key * _GOLDEN) >> 20) & mask
-        while slots[slot] >= 0 and names[slots[slot]] != key:
-            slot = (slot + 1) & mask
-        if slots[slot] < 0:
-            slots[slot] = distinct
-            names[distinct] = key
-            distinct += 1
-        numbers[place] = slots[slot]
-    return distinct
-
-
-_number_loop = jit(_number)
 
 
 def _lru(

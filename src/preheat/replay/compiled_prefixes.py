@@ -6,7 +6,7 @@ import numpy as np
 
 from preheat.replay import compiled_hold
 from preheat.replay.compiled import Use
-from preheat.replay.compiled_hold import HoldOptions, Paths, Times
+from preheat.replay.compiled_pool import HoldOptions, Paths, Times
 from preheat.replay.compiled_tables import Ints, jit
 
 

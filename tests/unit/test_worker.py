@@ -152,3 +152,18 @@ def test_a_restart_gives_back_what_was_under_way() -> None:
     bench.worker.submit(running)
     bench.kernel.run()
     assert bench.ended == [0]
+
+
+def test_what_is_told_to_a_router_is_nothing_again_when_all_is_done() -> None:
+    bench = Bench(DECODING, capacity_blocks=7, step_tokens=16)
+    for number in range(9):
+        bench.ask(0.01 * number, [number % 3, 50 + number], 25, output_tokens=9)
+    bench.ask(0.02, range(100, 120), 200)  # never fits
+    bench.kernel.run(until=0.03)
+    waiting = bench.worker
+    assert waiting.pending_tokens > 0
+    assert waiting.kv_blocks >= 3 * 2
+    bench.kernel.run()
+    assert (waiting.pending_tokens, waiting.kv_blocks, waiting.in_flight) == (0, 0, 0)
+    assert waiting.queue_s() == pytest.approx(0.0)
+    assert sum(job.preempted for job in bench.jobs) > 0

@@ -115,8 +115,8 @@ class Fleet:
                     queue_s=worker.queue_s(),
                     in_flight=worker.in_flight,
                     waiting=len(worker.waiting),
-                    prefill_tokens=worker.pending_tokens(),
-                    kv_blocks=worker.store.capacity_blocks - worker.store.free_blocks,
+                    prefill_tokens=worker.pending_tokens,
+                    kv_blocks=worker.kv_blocks,
                     kv_capacity_blocks=worker.store.capacity_blocks,
                     price=self._prices(worker.number) if self._prices else 0.0,
                 )

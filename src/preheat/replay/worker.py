@@ -45,9 +45,11 @@ class Job:
         "done_tokens",
         "ended_at",
         "expected_s",
+        "expected_tokens",
         "first_at",
         "input_tokens",
         "kind",
+        "kv_blocks",
         "load_s",
         "loaded_blocks",
         "number",
@@ -86,6 +88,8 @@ class Job:
         self.load_s = 0.0
         self.computed_s = 0.0  # seconds of prefill alone, every time it was computed
         self.expected_s = 0.0  # of it what is still to come, as far as was known
+        self.expected_tokens = 0
+        self.kv_blocks = 0
         self.done_tokens = 0
         self.decoded = 0
         self.private = 0
@@ -122,6 +126,10 @@ class Worker:
         self.tiers = tiers if tiers is not None else Tiers(spec.tiers)
         self.waiting: deque[Job] = deque()
         self.pending_s = 0.0
+        self.pending_tokens = 0
+        """Prompt tokens it has still to compute, as far as is known."""
+        self.kv_blocks = 0
+        """What the requests it was sent hold, or will: shared blocks count for each."""
         self._service = service
         self._kernel = kernel
         self._on_end = on_end
@@ -161,13 +169,6 @@ class Worker:
             return max(0.0, self.pending_s)
         return max(0.0, self.pending_s - (self._kernel.now - step.started_at))
 
-    def pending_tokens(self) -> int:
-        """Prompt tokens it has still to compute, as far as is known."""
-        tokens = 0
-        for job in (*self.waiting, *self._loading, *self._prefilling):
-            tokens += job.input_tokens - job.done_tokens
-        return tokens
-
     # What happens to it ----------------------------------------------------------------------
 
     def submit(self, job: Job) -> None:
@@ -175,8 +176,8 @@ class Worker:
         job.worker = self.number
         overlap = self.overlap(job.blocks)
         context = min(overlap * self.spec.block_tokens, job.input_tokens - 1)
-        job.expected_s = self._service.prefill_s(job.input_tokens - context, context)
-        self.pending_s += job.expected_s
+        self._expect(job, job.input_tokens - context, context)
+        self._count_blocks(job, -(-job.input_tokens // self.spec.block_tokens))
         coming = self._coming
         for block in job.blocks[overlap:]:
             coming[block] = coming.get(block, 0) + 1
@@ -190,11 +191,12 @@ class Worker:
         jobs = [*self._decoding, *self._prefilling, *self._loading, *self.waiting]
         for job in jobs:
             job.done_tokens = job.decoded = job.private = 0
+            self._expect(job, 0, 0)
+            self._count_blocks(job, 0)
         self.waiting.clear()
         for group in (self._loading, self._prefilling, self._decoding):
             group.clear()
         self._coming.clear()
-        self.pending_s = 0.0
         self._contexts = 0
         self._step = None
         self._generation += 1
@@ -273,17 +275,14 @@ class Worker:
         for job, tokens, took_s in step.chunks:
             job.done_tokens += tokens
             job.computed_s += took_s
-            paid_s = min(job.expected_s, took_s)
-            job.expected_s -= paid_s
-            self.pending_s -= paid_s
+            left = job.input_tokens + job.decoded - job.done_tokens
+            self._expect(job, left, job.done_tokens)
             if job.done_tokens >= job.input_tokens + job.decoded:
                 self._prefilled(job, now)
         self._begin()
 
     def _prefilled(self, job: Job, now: float) -> None:
         self._prefilling.remove(job)
-        self.pending_s -= job.expected_s
-        job.expected_s = 0.0
         if job.first_at is None:
             job.first_at = now
         job.decoded += 1
@@ -311,6 +310,7 @@ class Worker:
         job.ended_at = now
         self.store.release(job.blocks, job.private, now)
         job.private = 0
+        self._count_blocks(job, 0)
         self._on_end(job)
 
     # Prefill ---------------------------------------------------------------------------------
@@ -346,6 +346,8 @@ class Worker:
             self._leave_queue(job)
             job.refused = True
             job.ended_at = now
+            self._expect(job, 0, 0)
+            self._count_blocks(job, 0)
             self._on_end(job)
             return bool(self.waiting) and self._admit()
         here = self.store.overlap(job.blocks)
@@ -374,11 +376,7 @@ class Worker:
             job.cached_tokens = min((here + lower) * block_tokens, job.input_tokens - 1)
         job.private = private
         job.done_tokens = min((here + lower) * block_tokens, job.input_tokens - 1)
-        expected_s = self._service.prefill_s(
-            job.input_tokens + job.decoded - job.done_tokens, job.done_tokens
-        )
-        self.pending_s += expected_s - job.expected_s
-        job.expected_s = expected_s
+        self._expect(job, job.input_tokens + job.decoded - job.done_tokens, job.done_tokens)
         if load_s:
             self._channel_at = max(self._channel_at, now) + load_s
             self._loading.append(job)
@@ -405,6 +403,17 @@ class Worker:
             self._prefilling.append(job)
             self._wake()
 
+    def _expect(self, job: Job, tokens: int, context: int) -> None:
+        """So much of a job is still to be computed, behind so much context."""
+        took_s = self._service.prefill_s(tokens, context)
+        self.pending_s += took_s - job.expected_s
+        self.pending_tokens += tokens - job.expected_tokens
+        job.expected_s, job.expected_tokens = took_s, tokens
+
+    def _count_blocks(self, job: Job, blocks: int) -> None:
+        self.kv_blocks += blocks - job.kv_blocks
+        job.kv_blocks = blocks
+
     # Memory ----------------------------------------------------------------------------------
 
     def _grow(self, steps: int) -> bool:
@@ -424,6 +433,7 @@ class Worker:
                 return False
             for job, need in zip(self._decoding, needs, strict=True):
                 job.private += need
+                self._count_blocks(job, job.kv_blocks + need)
         return True
 
     def _preempt(self) -> None:
@@ -433,4 +443,5 @@ class Worker:
         self.store.release(job.blocks, job.private, self._kernel.now)
         job.private = job.done_tokens = 0
         job.preempted += 1
+        self._expect(job, job.input_tokens + job.decoded, 0)
         self.waiting.appendleft(job)

@@ -68,6 +68,8 @@ def test_a_crash_sends_what_was_under_way_again_and_forgets_the_memory() -> None
     )
     assert made.jobs[1].first_at == pytest.approx(10.05 + 141 * TOKEN_S)
     assert made.jobs[1].ended_at is not None
+    assert fleet.workers[0].overlap([555]) == 0
+    assert not fleet.workers[0]._coming
 
 
 def test_a_prompt_longer_than_a_memory_is_counted_as_refused() -> None:

@@ -191,6 +191,7 @@ class Worker:
         jobs = [*self._decoding, *self._prefilling, *self._loading, *self.waiting]
         for job in jobs:
             job.done_tokens = job.decoded = job.private = 0
+            job.started_at = None
             self._expect(job, 0, 0)
             self._count_blocks(job, 0)
         self.waiting.clear()

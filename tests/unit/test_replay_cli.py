@@ -223,3 +223,36 @@ def test_a_rule_that_cannot_be_is_told(
     trace: str, capsys: pytest.CaptureFixture[str], rule: str, said: str
 ) -> None:
     assert said in failing(["replay", trace, "--rule", rule], capsys)
+
+
+def test_a_models_configuration_says_how_much_a_worker_holds(
+    trace: str, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    config = tmp_path / "config.json"
+    llama = {
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "torch_dtype": "bfloat16",
+    }
+    config.write_text(json.dumps(llama))
+    options = ["--model-config", str(config), "--kv-gib", "4", "--workers", "2", "--json"]
+    assert main(["replay", trace, *options]) == 0
+    made = report.decode(capsysbinary.readouterr().out)
+    assert made.settings is not None
+    assert made.settings.hbm_tokens == 4 * 2**30 // (128 * 1024)
+
+
+def test_half_a_model_or_a_broken_one_is_told(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text("{")
+    assert "--kv-gib" in failing(["replay", trace, "--model-config", str(config)], capsys)
+    assert "config.json" in failing(
+        ["replay", trace, "--model-config", str(config), "--kv-gib", "4"], capsys
+    )
+    config.write_text("{}")
+    said = failing(["replay", trace, "--model-config", str(config), "--kv-gib", "4"], capsys)
+    assert "num_hidden_layers" in said

@@ -17,7 +17,7 @@ import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from preheat.cli.progress import Line
 from preheat.cli.reading import add_reading_arguments, read_trace
@@ -40,6 +40,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1_000_000,
         metavar="N",
         help="tokens of KV that a worker's memory holds (1000000)",
+    )
+    fleet.add_argument(
+        "--model-config",
+        type=Path,
+        metavar="FILE",
+        help="the model's config.json: with --kv-gib it says how many tokens a worker holds",
+    )
+    fleet.add_argument("--kv-gib", type=_positive, metavar="N", help="a worker's memory for KV")
+    fleet.add_argument(
+        "--kv-dtype",
+        default="",
+        metavar="NAME",
+        help="how KV is stored: fp8, q8_0, … (as the model says)",
     )
     fleet.add_argument(
         "--tier-tokens",
@@ -93,6 +106,7 @@ def run(options: argparse.Namespace) -> int:
     _known("eviction policy", options.policy, eviction.POLICIES)
     if options.html is not None and not options.html.absolute().parent.is_dir():
         raise ConfigError(f"--html {options.html}: its folder doesn't exist")
+    worker_tokens = _worker_tokens(options)
     line = Line()
     line.tell("reading")
     trace = read_trace(options)
@@ -100,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
     asked = Questions(
         setup=Setup(
             workers=options.workers,
-            worker_tokens=options.worker_tokens,
+            worker_tokens=worker_tokens,
             loop="closed" if options.closed else "open",
             speed=options.speed,
         ),
@@ -124,6 +138,27 @@ def run(options: argparse.Namespace) -> int:
     if options.html is None:
         print("\nWith --html FILE as a page, with --json as one document.")
     return 0
+
+
+def _worker_tokens(options: argparse.Namespace) -> int:
+    """What a worker holds: given, or its memory by what a token of the model takes."""
+    if options.model_config is None and options.kv_gib is None:
+        tokens: int = options.worker_tokens
+        return tokens
+    if options.model_config is None or options.kv_gib is None:
+        raise ConfigError("--model-config and --kv-gib say together how many tokens a worker holds")
+    import msgspec
+
+    from preheat.core.kv_bytes import kv_cache
+
+    try:
+        config = msgspec.json.decode(options.model_config.read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise ConfigError(f"--model-config {options.model_config}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--model-config {options.model_config}: {error}") from None
+    token_bytes = kv_cache(config, dtype=options.kv_dtype).token_bytes
+    return max(1, int(options.kv_gib * 2**30 / token_bytes))
 
 
 def _told(made: "Report") -> str:

@@ -6,6 +6,11 @@ pool of full blocks of one size, leaves only, the current request pinned, and wh
 comes in. Hits are blocks of the longest cached prefix. Weka's sessions begin evenly over a day
 (seed 0); what J may know of a request, and the other policies' variants, are chosen per trace by the
 share on the second quarter after the first.
+
+Beside it: `ordered` and `touched`, what can be won where the engine keeps its LRU; one row for each set
+of facts J may know; and on Weka `held`, the same where running requests hold their blocks. `touched`
+takes many touches a request: it bounds what touching could win and is no proposal. A ratio to a
+share below 0.01 is taken to 0.01.
 """
 
 from __future__ import annotations

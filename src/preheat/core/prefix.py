@@ -7,6 +7,9 @@ from typing import Final, Protocol
 from preheat.core.eviction import EvictionPolicy
 from preheat.core.types import Traits
 
+_TRIES: Final = 16
+"""How often, by what it holds, a policy may name what can't go: one that gives second chances names
+every entry some times before a leaf's turn comes."""
 _STALE: Final = 4
 """The heap is made anew when it is so many times larger than what it must hold."""
 
@@ -296,7 +299,7 @@ class LeafPolicy:
         self._policy.remove(block)
 
     def victim(self, leaves: Leaves, now: float) -> int:
-        for _ in range(2 * len(self._policy) + 1):
+        for _ in range(_TRIES * len(self._policy) + 1):
             block = self._policy.victim(now)
             if leaves.is_free(block):
                 return block

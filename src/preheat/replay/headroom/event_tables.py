@@ -1,13 +1,13 @@
 """Tables of restarts, deploys, machines that join, and peaks."""
 
 from collections.abc import Iterator, Sequence
-from math import fsum
+from math import exp, fsum, log
+from statistics import median
 from typing import Final
 
-from preheat.core.spread import Spread, spread_of
+from preheat.core.spread import spread_of
 from preheat.replay.fleet import FleetSpec
 from preheat.replay.headroom.events import (
-    OURS,
     Aftermath,
     Event,
     Study,
@@ -23,6 +23,8 @@ from preheat.traces.arrival import Arrival, Trace
 
 EVENTS_A_DAY: Final = (1, 4, 20)
 KEPT: Final = "kept: nothing happens"
+TIMES_KEPT: Final = "by kept's, 5 min"
+WHOLE_TIMES_KEPT: Final = "by kept's, to 5 min after"
 
 
 def aftermaths(trace: Trace, wanted: Wanted, progress: Progress) -> Iterator[Table]:
@@ -55,20 +57,20 @@ def _event_table(
     rows = []
     by_arm: dict[str, list[list[Aftermath]]] = {}
     day_s = 0.0
-    for load, speed in speeds.items():
+    for place, (load, speed) in enumerate(speeds.items()):
         for study, at in _studies(trace, wanted, spec, speed):
             kept = study.undisturbed()
-            day_s += fsum(job.computed_s for job in kept.jobs) / max(1.0, kept.ended_at) * DAY_S
+            span_s = max(1.0, kept.ended_at - min(job.arrived_at for job in kept.jobs))
+            day_s += fsum(job.computed_s for job in kept.jobs) / span_s * DAY_S
             for arm_name, arm in (
                 (KEPT, None),
                 *ladder(trace.block_tokens, wanted.budget_s).items(),
             ):
                 progress(f"{name}, {event.name}, load {load:g}, at {at:,.0f} s: {arm_name}")
                 made = study.aftermath(event, arm_name, arm, at)
-                by_arm.setdefault(arm_name, [[] for _ in speeds])[list(speeds).index(load)].append(
-                    made
-                )
+                by_arm.setdefault(arm_name, [[] for _ in speeds])[place].append(made)
     day_s /= max(1, len(speeds) * wanted.switches)
+    kept_last = by_arm[KEPT][-1]
     lost_nothing = _mean([one.lost_s for one in by_arm["nothing"][0]])
     for arm_name, loads in by_arm.items():
         first, last = loads[0], loads[-1]
@@ -80,17 +82,19 @@ def _event_table(
                 spent,
                 (lost_nothing - lost) / spent if spent else None,
                 *((lost * times / day_s) for times in EVENTS_A_DAY),
-                _pooled(last, 60.0).p95,
-                _pooled(last, 300.0).p95,
-                _pooled(last, 900.0).p99,
-                spread_of([wait for one in last for wait in one.until_over_s]).p95,
+                _typical(last, 60.0),
+                _typical(last, 300.0),
+                _times_kept(last, kept_last, 300.0),
+                _typical(last, None),
+                _times_kept(last, kept_last, None),
             )
         )
     low, high = wanted.loads[0], wanted.loads[-1]
     return Table(
         title=f"{event.name}: {name} tokens",
         note=(
-            f"GPU-seconds of prefill lost and spent an event at load {low:g}; TTFT at {high:g}. A"
+            f"GPU-seconds of prefill lost and spent an event at load {low:g}; TTFT at {high:g}: of each switch"
+            " time's p95 the median, and the geometric mean of its ratios to kept's. A"
             " payback above a price of now by then pays: at equal prices above 1."
         ),
         columns=(
@@ -101,11 +105,11 @@ def _event_table(
             *(f"of a day's, {times} a day" for times in EVENTS_A_DAY),
             "p95 s, first minute",
             "p95 s, 5 min",
-            "p99 s, 15 min",
+            TIMES_KEPT,
             "p95 s, to 5 min after",
+            WHOLE_TIMES_KEPT,
         ),
         rows=tuple(rows),
-        verdict=_dent(by_arm),
     )
 
 
@@ -125,19 +129,28 @@ def _studies(
         yield Study(part, trace.block_tokens, spec, reference, speed), at
 
 
-def _dent(by_arm: dict[str, list[list[Aftermath]]]) -> str:
-    kept = _pooled(by_arm[KEPT][-1], 300.0).p95 or 0.0
-    nothing = _pooled(by_arm["nothing"][-1], 300.0).p95 or 0.0
-    ours = _pooled(by_arm[OURS][-1], 300.0).p95 or 0.0
-    if not kept:
-        return ""
-    return (
-        f"p95 of five minutes: {nothing / kept:.2f} x kept with nothing, {ours / kept:.2f} x ours"
-    )
+def _p95(one: Aftermath, window_s: float | None) -> float | None:
+    waits = one.until_over_s if window_s is None else one.ttfts_s[window_s]
+    return spread_of(waits).p95
 
 
-def _pooled(made: Sequence[Aftermath], window_s: float) -> Spread:
-    return spread_of([wait for one in made for wait in one.ttfts_s[window_s]])
+def _typical(made: Sequence[Aftermath], window_s: float | None) -> float | None:
+    """The median over switch times of each one's p95."""
+    found = [p95 for one in made if (p95 := _p95(one, window_s)) is not None]
+    return median(found) if found else None
+
+
+def _times_kept(
+    made: Sequence[Aftermath], kept: Sequence[Aftermath], window_s: float | None
+) -> float | None:
+    """The geometric mean over switch times of p95 by that of the run in which nothing happens. Waits of
+    all times together would say what the one in the deepest overload says."""
+    logs = []
+    for one, other in zip(made, kept, strict=True):
+        ours, theirs = _p95(one, window_s), _p95(other, window_s)
+        if ours and theirs:
+            logs.append(log(ours / theirs))
+    return exp(fsum(logs) / len(logs)) if logs else None
 
 
 def _mean(numbers: Sequence[float]) -> float:

@@ -41,7 +41,8 @@ class HoldLeaves:
     lives longer than a stay are learned too; uses are counted over that memory.
 
     Exact: at each moment at which something must go, every leaf is looked at once, which costs
-    O(leaves) and not O(evictions · leaves). (64 leaves drawn at random lost 7 % of what J won over
+    O(leaves) and not O(evictions · leaves). With `renew_requests` above 1 the values of leaves that stay
+    unused are so many requests old, which costs so much less. (64 leaves drawn at random lost 7 % of what J won over
     LRU on a trace of chats, 16 lost 23 %.)
     """
 
@@ -53,6 +54,7 @@ class HoldLeaves:
         memory: float = 0.99,
         refresh_requests: int = 128,
         remembered: int = LEAST_REMEMBERED,
+        renew_requests: int = 1,
     ) -> None:
         self.table = HoldTable(levels=levels, back_off=back_off, memory=memory)
         self.price = Price()
@@ -69,6 +71,8 @@ class HoldLeaves:
         self._free: dict[int, None] = {}
         self._batch: list[tuple[float, int, int]] = []
         self._batch_at: float | None = None
+        self._batch_made = 0
+        self._renew_requests = renew_requests
         self._now = 0.0
 
     def used(self, blocks: Sequence[int], known: int, now: float, kind: int) -> None:
@@ -132,12 +136,13 @@ class HoldLeaves:
     def victim(self, leaves: Leaves, now: float) -> int:
         """See `LeafOrder`."""
         self._now = now
-        if self._batch_at != now:
+        is_due = self.requests - self._batch_made >= self._renew_requests
+        if self._batch_at is None or (is_due and self._batch_at != now):
             for block in [block for block in self._free if not leaves.is_free(block)]:
                 del self._free[block]
             self._batch = [self._place(block, now) for block in self._free]
             heapify(self._batch)
-            self._batch_at = now
+            self._batch_at, self._batch_made = now, self.requests
         batch = self._batch
         while batch:
             value, number, block = batch[0]

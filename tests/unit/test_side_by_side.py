@@ -1,12 +1,19 @@
 """Independent tasks on several cores: the same results as one after the other."""
 
+import multiprocessing
 import os
+import signal
+import threading
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 
+from preheat.errors import ConfigError
 from preheat.replay import side_by_side
 from preheat.replay.side_by_side import each
+
+Task = Callable[[], tuple[int, int]]
 
 
 def square(number: int) -> tuple[int, int]:
@@ -36,6 +43,37 @@ def test_results_come_under_their_names_in_their_order(
 @pytest.mark.parametrize("cores", [1, 2])
 def test_what_a_task_raises_is_raised_here(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
     monkeypatch.setattr(side_by_side, "_cores", lambda: cores)
+    tasks: dict[int, Task] = {1: partial(square, 1), 2: partial(square, 2), 3: fail}
     with pytest.raises(ValueError, match="third"):
-        each({1: partial(square, 1), 2: partial(square, 2), 3: fail}, lambda _: None)
-    assert side_by_side._tasks == []
+        each(tasks, lambda _: None)
+    assert not multiprocessing.active_children()
+
+
+def die() -> tuple[int, int]:
+    os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does when memory runs out
+    raise AssertionError
+
+
+def wait_long() -> tuple[int, int]:
+    threading.Event().wait(60.0)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("first", [die, partial(os._exit, 0)])
+def test_a_process_that_dies_ends_it_all(monkeypatch: pytest.MonkeyPatch, first: Task) -> None:
+    monkeypatch.setattr(side_by_side, "_cores", lambda: 2)
+    with pytest.raises(ConfigError, match="memory"):
+        each({1: first, 2: wait_long, 3: wait_long}, lambda _: None)
+    assert not multiprocessing.active_children()
+
+
+def test_an_interrupt_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "_cores", lambda: 3)
+
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    tasks: dict[int, Task] = {1: partial(square, 1), 2: wait_long, 3: wait_long}
+    with pytest.raises(KeyboardInterrupt):
+        each(tasks, interrupt)
+    assert not multiprocessing.active_children()

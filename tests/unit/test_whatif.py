@@ -1,13 +1,16 @@
 """A trace against a gateway and its fleet, and the report that is made of it."""
 
 import json
+from typing import Any, cast
 
 import pytest
 
 from preheat.errors import ConfigError
 from preheat.replay import report
+from preheat.replay.kernel import Kernel
 from preheat.replay.replay import BASELINE, TOGETHER, Questions, replay
-from preheat.replay.whatif import Setup, try_out
+from preheat.replay.runner import Runner, Verbs
+from preheat.replay.whatif import Setup, controller_of, request_of, try_out
 from preheat.traces.arrival import Arrival, Trace
 from replay_parts import LINEAR, arrival, trace
 
@@ -26,6 +29,34 @@ def test_an_equal_request_joins_the_flight_and_then_hits_and_expires() -> None:
     assert jobs[1].first_at == jobs[0].first_at
     assert jobs[1].computed_s == jobs[2].computed_s == 0.0
     assert jobs[2].first_at == 5.0
+
+
+def test_a_pause_of_ages_takes_no_time() -> None:
+    """A log's one line with a time of 0 puts fifty years before all others; a speed of a millionth
+    does the like."""
+    asked = [arrival(at, range(9), key=7) for at in (0.0, 1.7e9, 1.7e9 + 50.0, 1e300)]
+    assert try_out(trace(asked), SMALL).layers == ["forward", "forward", "exact", "forward"]
+
+
+def test_ticks_that_are_caught_up_are_those_at_the_ends() -> None:
+    """Skipping the others changes nothing: nobody came between them."""
+    ticks: list[float] = []
+
+    class Ticked:
+        def on_tick(self, now: float) -> bool:
+            ticks.append(now)
+            return False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(controller, name)
+
+    controller = controller_of(SMALL)
+    kernel = Kernel()
+    runner = Runner(cast("Verbs", Ticked()), kernel, lambda _: None)
+    for number, at in enumerate((0.5, 1.0, 1.5, 4.0, 4.25, 100.0)):
+        kernel.run(at)
+        runner.arrive(request_of(number, arrival(at, [1], key=number)))
+    assert ticks == [1.0, 2.0, 3.0, 4.0, 5.0, 99.0]
 
 
 def test_requests_without_a_key_never_meet_the_response_cache() -> None:

@@ -6,6 +6,7 @@ same verbs; a test holds the two drivers against each other, decision by decisio
 """
 
 from collections.abc import Callable
+from math import ceil
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -121,11 +122,16 @@ class Runner:
         return effects
 
     def _catch_up(self) -> None:
-        """Ticks that were due before now."""
-        while self._tick_at < self._kernel.now:
-            while self._controller.on_tick(self._tick_at):
+        """Ticks that were due before now. Since nothing happened meanwhile, the first of them books
+        all uses, and the last removes what those between would have: in a pause of years, too."""
+        now = self._kernel.now
+        if self._tick_at >= now:
+            return
+        last_at = max(self._tick_at, (ceil(now / TICK_S) - 1) * TICK_S)
+        for at in sorted({self._tick_at, last_at}):
+            while self._controller.on_tick(at):
                 pass
-            self._tick_at += TICK_S
+        self._tick_at = last_at + TICK_S
 
 
 def layer_of(decision: Decision) -> str:

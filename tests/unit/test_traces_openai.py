@@ -257,3 +257,49 @@ def test_a_session_has_turns_and_pauses(tmp_path: Path) -> None:
 def test_times_in_any_unit(value: Any, seconds: float, tmp_path: Path) -> None:
     trace = found(tmp_path, openai(1, timestamp="2023-11-14T22:13:20Z"), openai(2, timestamp=value))
     assert trace.arrivals[1].at == pytest.approx(seconds, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"response": {"choices": [{"message": "no object"}]}},
+        {"response": {"choices": [{"message": ["no", "object"], "text": 7}]}},
+        {"response": {"choices": ["no object"]}},
+        {"response": {"choices": {"no": "list"}}},
+        {"response": {"choices": [{"message": {"content": {"no": "text"}}}]}},
+        {"response": {"usage": {"prompt_tokens": "12", "completion_tokens": True}}},
+    ],
+)
+def test_an_answer_of_an_odd_shape_is_an_answer_nothing_is_known_of(
+    odd: dict[str, Any], tmp_path: Path
+) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+    trace = found(tmp_path, {"at": 1, "request": body, **odd})
+    assert (trace.skipped, trace.arrivals[0].output_tokens) == (0, -1)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"timestamp": 1e300',
+        f'"timestamp": {10**400}',
+        f'"timestamp": 1, "duration_s": {10**400}',
+        '"timestamp": 1, "latency_ms": 1e300',
+        '"timestamp": 1, "response": {"usage": {"prompt_tokens": 1e300}}',
+        f'"timestamp": 1, "response": {{"usage": {{"completion_tokens": {10**400}}}}}',
+    ],
+)
+def test_numbers_that_nothing_can_have_are_bad_lines(field: str, tmp_path: Path) -> None:
+    good = '{"timestamp": 2, "request": {"model": "m", "messages": []}}'
+    bad = f'{{{field}, "request": {{"model": "m", "messages": []}}}}'
+    path = tmp_path / "log.jsonl"
+    path.write_text(f"{good}\n{bad}\n")
+    trace = read(path)
+    assert len(trace.arrivals) == trace.skipped == 1
+    assert trace.bad[0].line == 2
+
+
+def test_of_a_plain_line_only_the_request_must_be_there(tmp_path: Path) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+    trace = found(tmp_path, {"request": body}, {"request": body})
+    assert (trace.format, trace.times, len(trace.arrivals)) == ("openai", "order", 2)

@@ -29,6 +29,8 @@ _TIMES: Final = (
 _SESSIONS: Final = ("session", "session_id", "conversation_id", "thread_id", "trace_id")
 _SECONDS: Final = ("duration_s", "latency_s", "service_s", "duration", "latency", "response_time")
 _MILLISECONDS: Final = ("duration_ms", "latency_ms", "response_ms", "delay_ms")
+_MOST_TOKENS: Final = 10**12
+_LONGEST: Final = 10**12
 _PROMPTS: Final = ("messages", "prompt", "input")
 _REDACTED: Final = b"redacted-by-litellm"
 _FIELDS: Final = msgspec.json.Decoder(dict[str, Raw])
@@ -197,7 +199,8 @@ def _answered(exchange: Exchange, raw: Raw | None, status: Any = None) -> None:
     choice = choices[0] if isinstance(choices, list) and choices else {}
     if isinstance(choice, dict):
         exchange.stop = str(choice.get("finish_reason") or "")
-        text = (choice.get("message") or {}).get("content") or choice.get("text")
+        message = choice.get("message")
+        text = (message.get("content") if isinstance(message, dict) else None) or choice.get("text")
         if exchange.output_tokens < 0 and isinstance(text, str):
             exchange.output_tokens = tokens_of(text.encode())
     exchange.stop = exchange.stop or _word(answer, "stop_reason", "status")
@@ -254,11 +257,11 @@ def _word(fields: Fields, *names: str) -> str:
 
 
 def _count(value: Any) -> int:
-    """Raises ValueError for a negative one."""
+    """Raises ValueError for one that no prompt can have."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
         return UNKNOWN
-    if value < 0:
-        raise ValueError("a negative number of tokens")
+    if not 0 <= value <= _MOST_TOKENS:
+        raise ValueError("a number of tokens that is negative or above 10^12")
     return int(value)
 
 
@@ -276,7 +279,7 @@ def _seconds(fields: Fields, seconds: tuple[str, ...], milliseconds: tuple[str, 
     for names, unit in ((seconds, 1.0), (milliseconds, 1000.0)):
         value = _value(fields, *names)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            if value < 0:
-                raise ValueError("a negative duration")
+            if not 0 <= value <= _LONGEST:
+                raise ValueError("a duration that is negative or above 10^12")
             return value / unit
     return UNKNOWN

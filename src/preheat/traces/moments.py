@@ -1,13 +1,15 @@
 """Points in time, as logs spell them, in seconds since 1970."""
 
 from datetime import UTC, datetime
-from math import isfinite
 from typing import Any, Final
 
 import msgspec
 
 _UNITS: Final = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 """From this number on, it counts nanoseconds, microseconds or milliseconds since 1970."""
+
+_LATEST: Final = 1.7e19
+"""In nanoseconds: the year 2508. Later ones aren't times."""
 
 
 def seconds_of(moment: datetime) -> float:
@@ -28,6 +30,6 @@ def seconds_from(value: Any) -> float:
             raise ValueError("a time that is neither ISO 8601 nor a number") from None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("a time that is neither ISO 8601 nor a number")
-    if not isfinite(value) or value < 0:
-        raise ValueError("a time that is negative or not finite")
+    if not 0 <= value < _LATEST:
+        raise ValueError("a time that is negative or after the year 2500")
     return next((value / unit for least, unit in _UNITS if value >= least), float(value))

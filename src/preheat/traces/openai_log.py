@@ -31,7 +31,7 @@ _SHAPES: Final = (
     *(("request", "response"), ("request_created_at", "request_body"), ("startTime", "call_type")),
     *(("startTime", "request_id"), ("standard_logging_object",), ("standard_logging_payload",)),
     *(("custom_id", "body"), ("custom_id", "response"), ("at", "body"), ("messages",)),
-    *(("prompt", "model"), ("request", "timestamp")),
+    *(("prompt", "model"), ("request",)),
 )
 _CUT: Final = b"litellm_truncated "
 """What stands in a text's middle where LiteLLM stored its beginning and end only."""
@@ -137,7 +137,7 @@ def _seen(sources: Sequence[Source], reading: Reading) -> Iterator[_Seen]:
             try:
                 seen = _Seen(exchange_of(fields), source, number)
                 prompts.see(seen)
-            except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                 reading.refuse(source, number, said(error))
                 continue
             yield seen

@@ -4,9 +4,10 @@ Load is that at which plain cost-aware routing with the miss counted twice would
 that rule computes prefill for so much of the time. Prompts are computed whole, one after the other, without
 decoding (the cost model of the headroom study); requests don't wait for replies.
 
-A cell is won where ours has the best mean and the best p99 TTFT of all rules, as means over the seeds.
-`cost` with its factor set by hand to 2, 4 and 8 stands beside the table's rules and counts as one,
-but not in `cells_won_of_table`.
+A cell is won where ours has the best mean and the best p99 TTFT, as means over the seeds: in
+`cells_won_of_table` of all rules in the table, in `cells_won` also of `cost` with its factor set by hand
+to 2, 4 and 8. Those stand beside the rules: which of them is best differs from cell to cell, and
+nobody knows it beforehand.
 `cells_unbeaten`: where no rule is better in either beyond the 95 % interval of the paired difference.
 A seed of the chats draws when the requests of each recorded 3 s batch come; one of the agents draws
 their calendar. Agents are counted after the first fifth of the hours.
@@ -189,7 +190,7 @@ def standing(scores: dict[str, Scores]) -> tuple[float, ...]:
 
 
 def paired(ours: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
-    """The mean difference, ours less the other's, and half of its 95 % interval."""
+    """The mean difference, the first less the other, and half of its 95 % interval."""
     differences = [a - b for a, b in zip(ours, other, strict=True)]
     return fmean(differences), interval_of(differences)
 
@@ -206,11 +207,23 @@ def fmean(values: Sequence[float]) -> float:
 
 
 def shown(scores: dict[str, Scores]) -> str:
-    """Best mean first; ± is half of the 95 % interval over the seeds."""
+    """Best mean first; ± is half of the 95 % interval over the seeds. On the right how much longer each
+    rule takes than ours, seed by seed, with that interval of the paired difference."""
     ordered = sorted(scores.items(), key=lambda pair: fmean(pair[1].mean_s))
-    rows = [[name, *cells(one)] for name, one in ordered]
+    rows = [[name, *cells(one), *against(scores.get(OURS), one)] for name, one in ordered]
     head = ["rule", "mean s", "±", "p99 s", "±", "of no-cache", "hits", "busiest/mean"]
+    head += ["mean - ours", "±", "p99 - ours", "±"]
     return table(rows, head=head)
+
+
+def against(ours: Scores | None, one: Scores) -> Iterator[str]:
+    if ours is None or one is ours:
+        yield from [""] * 4
+        return
+    for other, own in ((one.mean_s, ours.mean_s), (one.p99_s, ours.p99_s)):
+        difference, interval = paired(other, own)
+        yield f"{difference:+.3f}"
+        yield f"{interval:.3f}"
 
 
 def cells(one: Scores) -> Iterator[str]:

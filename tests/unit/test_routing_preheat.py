@@ -1,6 +1,7 @@
 """What our own rule promises: it learns what a second of work costs the others."""
 
 import random
+from copy import deepcopy
 
 from preheat.core.placing import Candidate, Placing
 from preheat.core.routing.preheat import Preheat
@@ -34,11 +35,17 @@ def served(load: float, seed: int = 0, requests: int = 3_000) -> tuple[Preheat, 
     return policy, now
 
 
-def longest_wait_s(load: float) -> float:
-    """How long it lets a request wait for the worker that would save it one second of computing."""
+def longest_wait_s(load: float, others_s: tuple[float, ...] = ()) -> float:
+    """How long it lets a request wait for the worker that would save it one second of computing,
+    where one is free, and others have so much to do."""
+    learned, now = served(load)
+    others = [
+        Candidate(number, queue_s=queue_s, miss_s=1.0)
+        for number, queue_s in enumerate(others_s, start=2)
+    ]
     for tenths in range(1, 200):
-        policy, now = served(load)
-        if policy.choose(REQUEST, pair((tenths / 10, 0.0), (0.0, 1.0)), now) == 1:
+        fleet = [*pair((tenths / 10, 0.0), (0.0, 1.0)), *others]
+        if deepcopy(learned).choose(REQUEST, fleet, now) != 0:
             return tenths / 10
     return 20.0
 
@@ -52,6 +59,24 @@ def test_the_busier_the_fleet_the_longer_a_miss_is_avoided() -> None:
     idle, busy, full = (longest_wait_s(load) for load in (0.05, 0.8, 0.95))
     assert 1.0 <= idle <= 1.2
     assert idle < busy < full
+
+
+def test_a_queue_of_rounding_errors_is_empty() -> None:
+    """What a worker's queue holds is a sum that came and went. Requests that never meet share no
+    backlog, whatever is left of it; then nobody would be delayed by a miss."""
+    policies = [Preheat(), Preheat()]
+    for policy, dust_s in zip(policies, (0.0, 1e-12), strict=True):
+        for step in range(200):
+            policy.choose(REQUEST, [Candidate(0, queue_s=dust_s, miss_s=1.0)], 10.0 * step)
+        fleet = pair((0.9, 0.0), (0.0, 1.0))
+        assert policy.choose(REQUEST, fleet, 2_000.0) == 0
+        fleet = pair((1.2, 0.0), (0.0, 1.0))
+        assert policy.choose(REQUEST, fleet, 2_010.0) == 1
+
+
+def test_the_busier_the_others_the_longer_a_miss_is_avoided() -> None:
+    """Others could go to the free worker too, so they are who a miss on it delays."""
+    assert longest_wait_s(0.8, (1.0, 1.0)) < longest_wait_s(0.8, (4.0, 4.0))
 
 
 def test_what_it_has_learned_it_forgets() -> None:
@@ -81,7 +106,7 @@ def test_memory_has_its_price() -> None:
 
 
 def test_a_long_wait_counts_for_more_than_its_length() -> None:
-    """Ten equal requests make the mean 1 s; then 4 s of waiting weigh 20 and not 4."""
+    """Ten equal requests make the mean 1 s; then 4 s weigh 68, and 4.5 s weigh 96."""
     fleet = [Candidate(0, miss_s=1.0)]
     plain, with_excess = Preheat(excess=0.0), Preheat()
     for policy in (plain, with_excess):

@@ -149,6 +149,8 @@ EXAMPLES = {
             text(mooncake(3, output_length="7")),
             text({"timestamp": 5}),
             text(mooncake(3, hash_ids=[1, 2, 3, 4, 5, 6, 7])),
+            text(mooncake(3, hash_ids=[0, 30, 0, 31])),
+            text(mooncake(3, hash_ids=[0, 30, 31, 2**63])),
             b'{"timestamp": 1e999, "input_length": 1, "output_length": 1, "hash_ids": [1]}\n',
             b'{"timestamp": NaN, "input_length": 1, "output_length": 1, "hash_ids": [1]}\n',
             b'{"timestamp": "\xff"}\n',

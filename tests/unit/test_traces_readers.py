@@ -412,3 +412,12 @@ def test_text_is_not_kept(tmp_path: Path) -> None:
         path.write_bytes(EXAMPLES[name].data)
         assert "secret" not in repr(read([path]))
     assert "secret" in repr(openai(1))
+
+
+def test_a_mooncake_block_has_one_block_before_it(tmp_path: Path) -> None:
+    """Else ids name less than all before them, and no hit would be one."""
+    ids = [[0, 1, 2, 3], [0, 1, 4, 5], [6, 1, 7, 8], [1, 0, 9, 10], [0, 1, 4, 11]]
+    lines = [mooncake(3, hash_ids=one, timestamp=at) for at, one in enumerate(ids)]
+    trace = read(saved(tmp_path, "t.jsonl", *lines))
+    assert [one.blocks for one in trace.arrivals] == [tuple(ids[place]) for place in (0, 1, 4)]
+    assert [bad.line for bad in trace.bad] == [3, 4]

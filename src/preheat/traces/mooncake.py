@@ -22,7 +22,7 @@ _OFF_MS: Final = 2.0
 """The conversation trace's batches come 2,999 to 3,001 ms apart."""
 _MOST: Final = 0.9
 
-Count = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -41,11 +41,16 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
     lines: list[_Line] = []
     names: list[str] = []
     decoder = msgspec.json.Decoder(_Line)
+    parents: dict[int, int] = {}
     for source in sources:
         for number, line in reading.records(source, decoder):
             blocks = -(-line.input_length // BLOCK_TOKENS)
             if len(line.hash_ids) != blocks:
                 why = f"{len(line.hash_ids)} block ids for a prompt of {blocks} blocks"
+                reading.refuse(source, number, why)
+                continue
+            if not _is_chained(line.hash_ids, parents):
+                why = "a block id that stands behind another block elsewhere: it can't name all before"
                 reading.refuse(source, number, why)
                 continue
             lines.append(line)
@@ -69,6 +74,20 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
         for at, name, line in zip(ats, names, lines, strict=True)
     ]
     return Draft(arrivals=arrivals, block_tokens=BLOCK_TOKENS)
+
+
+def _is_chained(ids: Sequence[int], parents: dict[int, int]) -> bool:
+    """Whether each id stands behind the block that it stood behind before; what is new is noted.
+    So none comes twice in a prompt."""
+    before = -1
+    new: dict[int, int] = {}
+    for block in ids:
+        known = parents.get(block)
+        if (new.setdefault(block, before) if known is None else known) != before:
+            return False
+        before = block
+    parents.update(new)
+    return True
 
 
 def batch_s(ats: Sequence[float]) -> float:

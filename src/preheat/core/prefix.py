@@ -8,8 +8,8 @@ from preheat.core.eviction import EvictionPolicy
 from preheat.core.types import Traits
 
 _TRIES: Final = 16
-"""How often, by what it holds, a policy may name what can't go: one that gives second chances names
-every entry some times before a leaf's turn comes."""
+"""How often, by what it holds, a policy may name what is held: one that gives second chances names
+every entry some times before another's turn comes."""
 _STALE: Final = 4
 """The heap is made anew when it is so many times larger than what it must hold."""
 
@@ -263,10 +263,11 @@ def _is_current(leaves: Leaves, known: tuple[float, int, int]) -> bool:
 
 
 class LeafPolicy:
-    """Any policy of the table, on leaves only: a victim that is held, or has a block behind it
-    here, counts as used, and another is asked for.
+    """Any policy of the table, on leaves only. Where it names a block that has others behind it here,
+    the end of a path through it goes instead; where that is held, it counts as used, and another
+    is asked for.
 
-    Paths are touched deepest block first, so that a root is younger than its leaves. `costs_s`
+    Paths are touched deepest block first, so that a root is younger than its leaves. `cost_s`
     gives the seconds that computing a block takes by its place on the path, from 0.
     """
 
@@ -283,27 +284,41 @@ class LeafPolicy:
         self._block_bytes = block_bytes
         self._cost_s = cost_s
         self._traits: dict[tuple[int, int], Traits] = {}
+        self._parent: dict[int, int] = {}
+        self._behind: dict[int, dict[int, None]] = {}  # the blocks right behind it, oldest first
 
     def used(self, blocks: Sequence[int], known: int, now: float, kind: int) -> None:
         for place in range(len(blocks) - 1, -1, -1):
             traits = self._traits.get((place, kind)) or self._make(place, kind)
-            if place >= known:
-                self._policy.insert(blocks[place], self._block_bytes, now, traits)
-            else:
+            if place < known:
                 self._policy.touch(blocks[place], now, traits)
+                continue
+            self._policy.insert(blocks[place], self._block_bytes, now, traits)
+            if place:
+                self._parent[blocks[place]] = blocks[place - 1]
+                self._behind.setdefault(blocks[place - 1], {})[blocks[place]] = None
 
     def freed(self, block: int, used_at: float) -> None:
-        """The policy is asked, and told no, instead."""
+        """The policy is asked instead."""
 
     def removed(self, block: int) -> None:
         self._policy.remove(block)
+        parent = self._parent.pop(block, None)
+        if parent is not None:
+            del self._behind[parent][block]
+            if not self._behind[parent]:
+                del self._behind[parent]
 
     def victim(self, leaves: Leaves, now: float) -> int:
+        behind = self._behind
         for _ in range(_TRIES * len(self._policy) + 1):
-            block = self._policy.victim(now)
-            if leaves.is_free(block):
-                return block
-            self._policy.touch(block, now)
+            named = self._policy.victim(now)
+            leaf = named
+            while leaf in behind:
+                leaf = next(iter(behind[leaf]))
+            if leaves.is_free(leaf):
+                return leaf
+            self._policy.touch(named, now)
         raise LookupError("every block is held")
 
     def _make(self, place: int, kind: int) -> Traits:

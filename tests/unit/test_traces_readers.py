@@ -421,3 +421,27 @@ def test_a_mooncake_block_has_one_block_before_it(tmp_path: Path) -> None:
     trace = read(saved(tmp_path, "t.jsonl", *lines))
     assert [one.blocks for one in trace.arrivals] == [tuple(ids[place]) for place in (0, 1, 4)]
     assert [bad.line for bad in trace.bad] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        (
+            "azure.csv",
+            f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,{10**400},1\n",
+        ),
+        ("minutes.csv", "minute,total_tokens_per_s\n1,1e308\n"),
+        ("minutes.csv", f"minute,total_tokens_per_s\n{10**400},1\n"),
+        ("bing.tsv", "Date\tQuery\tCountry\tPopularityScore\n2020-01-01\tq\tc\t101\n"),
+        ("lmcache.jsonl", '{"timestamp": 1e300, "input": "", "output": "", "session_id": ""}\n'),
+    ],
+)
+def test_a_number_that_nothing_can_have_is_a_bad_line(name: str, data: str, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"bad lines: .*:[12]: "):
+        read(saved(tmp_path, name, data.encode()))
+
+
+def test_queries_beyond_most_requests_are_refused_before_they_are_drawn(tmp_path: Path) -> None:
+    rows = b"Date\tQuery\tCountry\tPopularityScore\n2020-01-01\tq\tc\t90\n"
+    with pytest.raises(TraceError, match="most_requests"):
+        read(saved(tmp_path, "bing.tsv", rows), rules=Rules(rate_scale=1e12))

@@ -3,21 +3,20 @@ long prompt and answer were. No prompts, so nothing here can be found in a cache
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
 from preheat.traces.arrival import Arrival
 from preheat.traces.moments import seconds_of
-from preheat.traces.reader import Draft, Format, Reading
+from preheat.traces.reader import Count, Draft, Format, Reading
 from preheat.traces.source import Head, Source
 
 
 class _Row(msgspec.Struct):
     at: datetime = msgspec.field(name="TIMESTAMP")
-    input_tokens: Annotated[int, Meta(ge=0)] = msgspec.field(name="ContextTokens")
-    output_tokens: Annotated[int, Meta(ge=0)] = msgspec.field(name="GeneratedTokens")
+    input_tokens: Count = msgspec.field(name="ContextTokens")
+    output_tokens: Count = msgspec.field(name="GeneratedTokens")
 
 
 def _recognises(head: Head) -> bool:

@@ -15,15 +15,12 @@ import msgspec
 from msgspec import Meta
 
 from preheat.traces.arrival import Arrival
-from preheat.traces.reader import Draft, Format, Reading, too_many
+from preheat.traces.reader import Amount, Count, Draft, Format, Reading, too_many
 from preheat.traces.source import Head, Source
 
 _DAY_S: Final = 86_400.0
 _DAY_MINUTES: Final = 1_440
 _HOUR_S: Final = 3_600.0
-
-Amount = Annotated[float, Meta(ge=0)]
-Count = Annotated[int, Meta(ge=0)]
 
 
 class _Minute(msgspec.Struct):

@@ -19,6 +19,7 @@ from msgspec import Raw
 from preheat.traces.arrival import UNKNOWN
 from preheat.traces.moments import seconds_from
 from preheat.traces.numbering import tokens_of
+from preheat.traces.reader import MOST
 
 Fields = Mapping[str, Raw]
 
@@ -29,8 +30,6 @@ _TIMES: Final = (
 _SESSIONS: Final = ("session", "session_id", "conversation_id", "thread_id", "trace_id")
 _SECONDS: Final = ("duration_s", "latency_s", "service_s", "duration", "latency", "response_time")
 _MILLISECONDS: Final = ("duration_ms", "latency_ms", "response_ms", "delay_ms")
-_MOST_TOKENS: Final = 10**12
-_LONGEST: Final = 10**12
 _PROMPTS: Final = ("messages", "prompt", "input")
 _REDACTED: Final = b"redacted-by-litellm"
 _FIELDS: Final = msgspec.json.Decoder(dict[str, Raw])
@@ -260,7 +259,7 @@ def _count(value: Any) -> int:
     """Raises ValueError for one that no prompt can have."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
         return UNKNOWN
-    if not 0 <= value <= _MOST_TOKENS:
+    if not 0 <= value <= MOST:
         raise ValueError("a number of tokens that is negative or above 10^12")
     return int(value)
 
@@ -279,7 +278,7 @@ def _seconds(fields: Fields, seconds: tuple[str, ...], milliseconds: tuple[str, 
     for names, unit in ((seconds, 1.0), (milliseconds, 1000.0)):
         value = _value(fields, *names)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            if not 0 <= value <= _LONGEST:
+            if not 0 <= value <= MOST:
                 raise ValueError("a duration that is negative or above 10^12")
             return value / unit
     return UNKNOWN

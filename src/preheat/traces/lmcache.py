@@ -10,7 +10,7 @@ from msgspec import Meta
 from preheat.traces.arrival import Arrival
 from preheat.traces.moments import seconds_from
 from preheat.traces.numbering import CHUNK_TOKENS, TEXT_RULE, Numbering, tokens_of
-from preheat.traces.reader import Draft, Format, Reading
+from preheat.traces.reader import Draft, Format, Reading, said
 from preheat.traces.source import Head, Source
 
 
@@ -33,10 +33,15 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
     decoder = msgspec.json.Decoder(_Line)
     for source in sources:
         for number, line in reading.records(source, decoder):
+            try:
+                at = seconds_from(line.timestamp)
+            except ValueError as error:
+                reading.refuse(source, number, said(error))
+                continue
             prompt = line.input.encode()
             arrivals.append(
                 Arrival(
-                    at=seconds_from(line.timestamp),
+                    at=at,
                     id=f"{source.prefix}{number}",
                     session=line.session_id,
                     turn=turns[line.session_id],

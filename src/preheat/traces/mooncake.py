@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from preheat.traces.arrival import Arrival
 from preheat.traces.numbering import Numbering
-from preheat.traces.reader import Draft, Format, Reading
+from preheat.traces.reader import Count, Draft, Format, Reading
 from preheat.traces.source import Head, Source
 
 BLOCK_TOKENS: Final = 512
@@ -22,14 +22,14 @@ _OFF_MS: Final = 2.0
 """The conversation trace's batches come 2,999 to 3,001 ms apart."""
 _MOST: Final = 0.9
 
-Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+BlockId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class _Line(msgspec.Struct, gc=False):
     timestamp: Annotated[float, Meta(ge=0)]
     input_length: Count
     output_length: Count
-    hash_ids: tuple[Count, ...]
+    hash_ids: tuple[BlockId, ...]
 
 
 def _recognises(head: Head) -> bool:

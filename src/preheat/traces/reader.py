@@ -3,9 +3,10 @@ lines that can't be read."""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
-from typing import Any, Final, Literal, NoReturn, Protocol, TypeVar
+from typing import Annotated, Any, Final, Literal, NoReturn, Protocol, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from preheat.errors import TraceError
 from preheat.traces.arrival import Arrival, BadLine
@@ -16,6 +17,13 @@ Progress = Callable[[str, int], None]
 """Told now and then which file is read, and how many of its lines or records have been."""
 
 UNSORTED_RULE: Final = "What wasn't in order of time was sorted; equal times keep the files' order."
+
+MOST: Final = 10**12
+"""Tokens, seconds, or whatever is counted: more is a mistake,
+and would overflow sums or take for ever."""
+
+Count = Annotated[int, Meta(ge=0, le=MOST)]
+Amount = Annotated[float, Meta(ge=0, le=MOST)]
 
 _MOST_BAD_KEPT: Final = 100
 _LINES_A_STEP: Final = 4_096

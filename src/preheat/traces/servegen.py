@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from preheat.traces.arrival import UNKNOWN, Arrival
-from preheat.traces.reader import Draft, Format, Reading, too_many
+from preheat.traces.reader import MOST, Draft, Format, Reading, too_many
 from preheat.traces.rules import Rules
 from preheat.traces.source import Head, Source
 
@@ -24,7 +24,7 @@ _WINDOW_S: Final = 600.0
 _DAY_S: Final = 86_400.0
 _QUANTILES: Final = (0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99)
 
-Size = Annotated[float, Meta(ge=0)]
+Size = Annotated[float, Meta(ge=0, le=MOST)]
 
 
 class _Rate(msgspec.Struct):

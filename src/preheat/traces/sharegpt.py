@@ -3,18 +3,15 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
 from preheat.traces.arrival import UNKNOWN, Arrival
 from preheat.traces.calendar import Session, placed
 from preheat.traces.numbering import CHUNK_TOKENS, TEXT_RULE, Numbering, tokens_of
-from preheat.traces.reader import Draft, Format, Reading
+from preheat.traces.reader import Count, Draft, Format, Reading
 from preheat.traces.source import Head, Source
-
-Count = Annotated[int, Meta(ge=0)]
 
 
 class _Line(msgspec.Struct):

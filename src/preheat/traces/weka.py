@@ -14,13 +14,12 @@ from msgspec import Meta
 from preheat.traces.arrival import UNKNOWN, Arrival
 from preheat.traces.calendar import Session, placed
 from preheat.traces.numbering import Numbering
-from preheat.traces.reader import Draft, Format, Reading
+from preheat.traces.reader import MOST, Count, Draft, Format, Reading
 from preheat.traces.source import Head, Source
 
 _ID_TOKENS: Final = 64
 
-Count = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0, le=MOST)]
 Runs = list[tuple[int, int]]
 """First id and how many."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.report import Progress, Result
+from benchmarks.report import BenchmarkError, Progress, Result
 from benchmarks.traces import agents, chats
 from preheat.cli.headroom import text_of
 from preheat.replay.headroom.event_tables import TIMES_KEPT, WHOLE_TIMES_KEPT, aftermaths
@@ -58,5 +58,11 @@ def _note(figures: dict[str, float], trace: str, table: Table) -> None:
     by_arm = {str(row[0]): row for row in table.rows}
     for column, name in ((TIMES_KEPT, ""), (WHOLE_TIMES_KEPT, "_whole")):
         place = table.columns.index(column)
-        figures[f"{trace}{name}_p95_ratio_kept"] = float(by_arm[OURS][place] or 0)
-        figures[f"{trace}{name}_p95_ratio_nothing"] = float(by_arm["nothing"][place] or 0)
+        figures[f"{trace}{name}_p95_ratio_kept"] = _number(by_arm[OURS][place])
+        figures[f"{trace}{name}_p95_ratio_nothing"] = _number(by_arm["nothing"][place])
+
+
+def _number(cell: object) -> float:
+    if not isinstance(cell, float):
+        raise BenchmarkError(f"a figure is missing: {cell!r}")
+    return cell

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from benchmarks.report import Progress, Result
+from benchmarks.report import BenchmarkError, Progress, Result
 from benchmarks.traces import agents, chats
 from preheat.cli.headroom import text_of
 from preheat.replay.headroom.pause_tables import pauses
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
                 if seed == 1:
                     progress.say(f"{name}, seed {seed}\n{text_of(table)}\n")
                 if name == "v6_global" and ": 64 k" in table.title:
-                    means = {str(row[0]): float(row[MEAN_TTFT] or 0) for row in table.rows}
+                    means = {str(row[0]): _number(row[MEAN_TTFT]) for row in table.rows}
                     ratios.append(means[OURS] / means[PERFECT])
                     no_tier.append(means["the engine's LRU"] / means[PERFECT])
     for table in pauses(chats(), Wanted(), progress.tick):
@@ -54,3 +54,9 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
         },
         settings={"open_sessions": options.open_sessions, "seeds": options.seeds, "ratios": ratios},
     )
+
+
+def _number(cell: object) -> float:
+    if not isinstance(cell, float):
+        raise BenchmarkError(f"a figure is missing: {cell!r}")
+    return cell

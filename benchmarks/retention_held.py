@@ -24,7 +24,7 @@ def held(stream: Stream, told: Sequence[Use], capacity: int, name: str, levels: 
     """Blocks found by each request under `lru`, `belady` or `j`."""
     order: LeafOrder = LeafLru()
     if name == "belady":
-        order = _Skipping([path[:capacity] for path in stream.paths])
+        order = _Skipping(stream.paths, capacity)
     elif name == "j":
         order = HoldLeaves(levels=levels)
     store = PrefixStore(capacity, order)

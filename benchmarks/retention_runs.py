@@ -95,7 +95,7 @@ def _order(task: Task, stream: Stream) -> Callable[[int], Any]:
         return lambda capacity: ordered(stream, capacity)
     if task.policy == "belady":
         return lambda capacity: _serve(
-            stream, PrefixStore(capacity, Clairvoyant([path[:capacity] for path in stream.paths]))
+            stream, PrefixStore(capacity, Clairvoyant(stream.paths, capacity))
         )
     return lambda capacity: _serve(stream, PrefixStore(capacity, _policy(task, stream)))
 

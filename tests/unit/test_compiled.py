@@ -57,7 +57,7 @@ def stream_of(requests: int, seed: int, *, answers: bool, ties: bool) -> PrefixS
         blocks += new
         paths.append(path)
         now += chance.choice([0.0, 0.5, 3.0]) if ties else chance.expovariate(1.0)
-        over_at = now + chance.choice([0.0, 0.5, 4.0, 20.0])
+        over_at = now + chance.choice([0.0, 0.5, 4.0, 20.0, 90.0, 1e9])
         kind = chance.randrange(3)
         has_end = answers and chance.random() < 0.8
         uses.append(Use(now, kind, over_at, 3 + chance.randrange(4)) if has_end else Use(now, kind))

@@ -156,6 +156,7 @@ def test_mixed_formats_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixtur
         ["--workers", "0"],
         ["--worker-tokens", "0"],
         ["--worker-tokens", "-3"],
+        ["--worker-tokens", "inf"],
         ["--tier-tokens", "-1"],
         ["--speed", "0"],
         ["--gpu-hour", "nan"],
@@ -256,3 +257,22 @@ def test_half_a_model_or_a_broken_one_is_told(
     config.write_text("{}")
     said = failing(["replay", trace, "--model-config", str(config), "--kv-gib", "4"], capsys)
     assert "config.json" in said
+
+
+def test_a_trace_of_one_moment_has_no_day(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = [row | {"timestamp": 0} for row in rows()]
+    path = write(tmp_path / "t.jsonl", [json.dumps(row) for row in made])
+    assert "one moment" in failing(["headroom", path], capsys)
+    assert main(["replay", path, *SMALL]) == 0
+
+
+@pytest.mark.parametrize(
+    "option",
+    [["--budget-s", "nan"], ["--session-tokens", "inf"], ["--worker-tokens", "1.5"]],
+)
+def test_headroom_refuses_impossible_numbers(
+    trace: str, capsys: pytest.CaptureFixture[str], option: list[str]
+) -> None:
+    assert option[0] in failing(["headroom", trace, *option], capsys, code=2)

@@ -14,6 +14,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from preheat.cli.numbers import count, seconds, sizes
 from preheat.cli.progress import Line
 from preheat.cli.reading import add_reading_arguments, read_trace
 
@@ -28,19 +29,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--part", action="append", default=[], metavar="NAME", help="only this part; repeatable"
     )
     fleet = parser.add_argument_group("what it runs on")
-    fleet.add_argument("--workers", type=_count, default=8, metavar="N", help="of the fleet (8)")
+    fleet.add_argument("--workers", type=count, default=8, metavar="N", help="of the fleet (8)")
     fleet.add_argument(
-        "--worker-tokens", type=_sizes, metavar="N,N", help="KV of each worker (1000000,3000000)"
+        "--worker-tokens", type=sizes, metavar="N,N", help="KV of each worker (1000000,3000000)"
     )
     fleet.add_argument(
         "--alone-tokens",
-        type=_sizes,
+        type=sizes,
         metavar="N,N",
         help="KV of a worker alone (1, 3 and 10 million)",
     )
     fleet.add_argument(
         "--session-tokens",
-        type=_sizes,
+        type=sizes,
         metavar="N,N",
         help="KV for each open session (16000 to 256000)",
     )
@@ -50,9 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="continuous batching with decoding, not prefill alone",
     )
     events = parser.add_argument_group("events")
-    events.add_argument("--switches", type=_count, default=6, metavar="N", help="moments tried (6)")
+    events.add_argument("--switches", type=count, default=6, metavar="N", help="moments tried (6)")
     events.add_argument(
-        "--budget-s", type=float, default=60.0, metavar="S", help="computed beforehand (60)"
+        "--budget-s", type=seconds, default=60.0, metavar="S", help="computed beforehand (60)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -110,17 +111,3 @@ def _cell(cell: str | float | int | None) -> str:
     if abs(cell) >= 100:
         return f"{cell:,.0f}"
     return f"{cell:.3f}" if abs(cell) < 1 else f"{cell:.2f}"
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    sizes = tuple(int(float(part)) for part in text.split(","))
-    if min(sizes) < 1:
-        raise argparse.ArgumentTypeError("sizes must be above 0")
-    return sizes

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from preheat.cli.numbers import positive
 from preheat.errors import TraceError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     )
     reading.add_argument(
         "--open-sessions",
-        type=_positive,
+        type=positive,
         metavar="S",
         help="of sessions without start times, draw so many that S are open in the mean",
     )
@@ -69,10 +70,3 @@ def _rules(options: argparse.Namespace) -> "Rules":
         return msgspec.convert(given, Rules, strict=False)
     except msgspec.ValidationError as error:
         raise TraceError(f"--rule: {error}") from None
-
-
-def _positive(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError("must be above 0")
-    return number

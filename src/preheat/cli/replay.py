@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from preheat.cli.numbers import count, count_or_none, positive, seconds
 from preheat.cli.progress import Line
 from preheat.cli.reading import add_reading_arguments, read_trace
 from preheat.errors import ConfigError
@@ -32,11 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_reading_arguments(parser)
     fleet = parser.add_argument_group("the fleet")
     fleet.add_argument(
-        "--workers", type=_count, default=8, metavar="N", help="serving processes (8)"
+        "--workers", type=count, default=8, metavar="N", help="serving processes (8)"
     )
     fleet.add_argument(
         "--worker-tokens",
-        type=_count,
+        type=count,
         default=1_000_000,
         metavar="N",
         help="tokens of KV that a worker's memory holds (1000000)",
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the model's config.json: with --kv-gib it says how many tokens a worker holds",
     )
-    fleet.add_argument("--kv-gib", type=_positive, metavar="N", help="a worker's memory for KV")
+    fleet.add_argument("--kv-gib", type=positive, metavar="N", help="a worker's memory for KV")
     fleet.add_argument(
         "--kv-dtype",
         default="",
@@ -56,17 +57,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     fleet.add_argument(
         "--tier-tokens",
-        type=_tokens,
+        type=count_or_none,
         default=4_000_000,
         metavar="N",
         help="tokens of KV of a worker's DRAM tier, for the arm that has one (4000000; 0: none)",
     )
     fleet.add_argument(
-        "--ttl", type=_seconds, default=3_600.0, metavar="S", help="life of stored answers (3600)"
+        "--ttl", type=seconds, default=3_600.0, metavar="S", help="life of stored answers (3600)"
     )
     fleet.add_argument("--routing", default="preheat", metavar="RULE", help="ours (preheat)")
     fleet.add_argument(
-        "--speed", type=_positive, default=1.0, metavar="X", help="time runs X times as fast"
+        "--speed", type=positive, default=1.0, metavar="X", help="time runs X times as fast"
     )
     fleet.add_argument(
         "--closed", action="store_true", help="a session's next request waits for its answer"
@@ -81,13 +82,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     told.add_argument(
         "--slo-ttft-s",
-        type=_positive,
+        type=positive,
         default=2.0,
         metavar="S",
         help="target for the first token (2)",
     )
     told.add_argument(
-        "--gpu-hour", type=_positive, metavar="MONEY", help="price of a GPU for an hour"
+        "--gpu-hour", type=positive, metavar="MONEY", help="price of a GPU for an hour"
     )
     told.add_argument("--json", action="store_true", help="print the report as one JSON document")
     told.add_argument("--html", type=Path, metavar="FILE", help="write the report as one page")
@@ -259,31 +260,3 @@ def _known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             raise ConfigError(f"unknown {what} {name!r}; known: {', '.join(known)}")
-
-
-def _count(text: str) -> int:
-    number = int(float(text))
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
-
-
-def _tokens(text: str) -> int:
-    number = int(float(text))
-    if number < 0:
-        raise argparse.ArgumentTypeError("can't be below 0")
-    return number
-
-
-def _positive(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError("must be above 0")
-    return number
-
-
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError("can't be below 0")
-    return number

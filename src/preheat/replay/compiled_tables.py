@@ -78,14 +78,12 @@ def _refresh(table: Table, levels: int, back_off: float, memory: float, edges: F
     held = np.zeros(_BINS + 1)
     until = np.zeros(_BINS, np.int64)
     stack = np.zeros(_BINS + 2, np.int64)
-    is_served = table.over.sum() > 0.0
     for row in range(len(ends)):
         _hazards(table.uses[row], ends[row], by_level[row % levels], back_off, hazard)
         _curve(hazard, edges, gained, held)
         _steepest(gained, held, table.value[row], until, stack)
-        if is_served:
-            for place in range(_BINS):
-                table.under_way[row, place] = _delayed(gained, held, rest[place])
+        for place in range(_BINS):
+            table.under_way[row, place] = _delayed(gained, held, rest[place])
     table.uses[:] *= memory
     table.ends[:] *= memory
     table.over[:] *= memory

@@ -16,13 +16,13 @@ class Clairvoyant:
     All blocks before a block are used no later than it, so the farthest of all is always a leaf:
     for equal costs, forced insertion and whole requests nothing hits more (Belady, IBM Systems
     Journal 1966). Ties go to the deeper block.
+    What of a path is longer than the pool is never taken in, so it isn't a use either.
     """
 
-    def __init__(self, paths: Sequence[Sequence[int]]) -> None:
-        self._paths = paths
+    def __init__(self, paths: Sequence[Sequence[int]], capacity_blocks: int) -> None:
         self._uses: dict[int, list[int]] = {}  # by block, the requests to come, the next one last
         for number in range(len(paths) - 1, -1, -1):
-            for block in paths[number]:
+            for block in paths[number][:capacity_blocks]:
                 self._uses.setdefault(block, []).append(number)
         self._depth: dict[int, int] = {}
         self._heap: list[tuple[int, int, int]] = []

@@ -1,7 +1,8 @@
 """One memory without a queue: what every request finds there, and what it must compute.
 
 Requests are taken in their order, each over before the next one begins: this is the question of
-what is kept, without that of when. A router, queues and decoding are `fleet`'s.
+what is kept, without that of when. What of a prompt is longer than the memory is never kept. A
+router, queues and decoding are `fleet`'s.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,9 +64,10 @@ def serve(
             known += 1
         seen.update(blocks[known:])
         kind = kinds[number] if kinds is not None else 0
-        if store.take(blocks, 0, one.at, kind):
-            store.release(blocks, 0, one.at)
-        tiers.remove(blocks[cached:])
+        kept = blocks[: store.capacity_blocks]
+        if store.take(kept, 0, one.at, kind):
+            store.release(kept, 0, one.at)
+        tiers.remove(kept[cached:])
         if store.evicted:
             tiers.put(store.evicted)
             store.evicted.clear()

@@ -92,17 +92,17 @@ def capacity_section(trace: Trace, ratios: Mapping[tuple[str, int], float]) -> r
 
 def _hit_ratio(trace: Trace, service: ServiceModel, name: str, blocks: int) -> float:
     tokens = trace.block_tokens
-    store = PrefixStore(blocks, _order(trace, service, name))
+    store = PrefixStore(blocks, _order(trace, service, name, blocks))
     served = serve(trace.arrivals, tokens, service, store)
     asked = sum(max(0, one.input_tokens) for one in trace.arrivals)
     return tokens * sum(one.cached for one in served) / max(1, asked)
 
 
-def _order(trace: Trace, service: ServiceModel, name: str) -> LeafOrder:
+def _order(trace: Trace, service: ServiceModel, name: str, blocks: int) -> LeafOrder:
     if name == "lru":
         return LeafLru()
     if name == "belady":
-        return Clairvoyant(full_paths(trace))
+        return Clairvoyant(full_paths(trace), blocks)
     if name == "j":
         return HoldLeaves(renew_requests=_RENEW_REQUESTS)
     tokens = trace.block_tokens

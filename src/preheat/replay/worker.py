@@ -185,6 +185,11 @@ class Worker:
         self.waiting.append(job)
         self._wake()
 
+    def load(self, seconds: float) -> float:
+        """Read from lower tiers for so long, after what is being read already; when it is done."""
+        self._channel_at = max(self._channel_at, self._kernel.now) + seconds
+        return self._channel_at
+
     def restart(self) -> list[Job]:
         """The process is replaced: its memory is empty, and tiers that don't survive. What it had
         been sent comes back, to be sent elsewhere."""
@@ -379,9 +384,8 @@ class Worker:
         job.done_tokens = min((here + lower) * block_tokens, job.input_tokens - 1)
         self._expect(job, job.input_tokens + job.decoded - job.done_tokens, job.done_tokens)
         if load_s:
-            self._channel_at = max(self._channel_at, now) + load_s
             self._loading.append(job)
-            self._kernel.plan(self._channel_at, self._loaded, job)
+            self._kernel.plan(self.load(load_s), self._loaded, job)
         else:
             self._prefilling.append(job)
 

@@ -61,15 +61,16 @@ def _event_table(
         for study, at in _studies(trace, wanted, spec, speed):
             kept = study.undisturbed()
             span_s = max(1.0, kept.ended_at - min(job.arrived_at for job in kept.jobs))
-            day_s += fsum(job.computed_s for job in kept.jobs) / span_s * DAY_S
+            if place == 0:
+                day_s += fsum(job.computed_s for job in kept.jobs) / span_s * DAY_S
             for arm_name, arm in (
                 (KEPT, None),
-                *ladder(trace.block_tokens, wanted.budget_s).items(),
+                *ladder(trace.block_tokens, event.copies, wanted.budget_s).items(),
             ):
                 progress(f"{name}, {event.name}, load {load:g}, at {at:,.0f} s: {arm_name}")
                 made = study.aftermath(event, arm_name, arm, at)
                 by_arm.setdefault(arm_name, [[] for _ in speeds])[place].append(made)
-    day_s /= max(1, len(speeds) * wanted.switches)
+    day_s /= wanted.switches
     kept_last = by_arm[KEPT][-1]
     lost_nothing = _mean([one.lost_s for one in by_arm["nothing"][0]])
     for arm_name, loads in by_arm.items():

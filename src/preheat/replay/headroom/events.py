@@ -30,14 +30,19 @@ _SPEED_SPAN_S: Final = 28_800.0
 WINDOWS_S: Final = (60.0, 300.0, 900.0)
 
 
+Copies = Literal["any", "disk", "none"]
+
+
 class Event(msgspec.Struct, frozen=True):
     """What happens to whom, and how long after the event's time: (seconds, worker) each. A worker
-    of that number that isn't there joins. In a `peak` nothing is lost: for five minutes requests
+    of that number that isn't there joins. `copies` says what of the memory can be had again: all, what
+    is on disk (a machine without power), or nothing (KV of another version of the model). In a `peak` nothing is lost: for five minutes requests
     come half as fast again, and memory may be warmed for it just before."""
 
     name: str
     losses: tuple[tuple[float, int], ...]
     kind: Literal["loss", "join", "peak"] = "loss"
+    copies: Copies = "any"
 
     @property
     def span_s(self) -> float:
@@ -47,31 +52,40 @@ class Event(msgspec.Struct, frozen=True):
 
 def events(workers: int, pace_s: float = 60.0) -> list[Event]:
     """One restarts; one after the other (a rolling deploy, of which the next is up before the one
-    before it stops, so that none is missing); all at once (power, or a switch of the model's
-    version, after which nothing can be copied); one joins; a peak."""
+    before it stops, so that none is missing); all at once (power); a switch of the model's version;
+    one joins; a peak."""
     everyone = range(workers)
     made = [Event("one restarts", ((0.0, 0),))]
     if workers > 1:
         made.append(Event("rolling deploy", tuple((i * pace_s, i) for i in everyone)))
-        made.append(Event("all at once, version switch", tuple((0.0, i) for i in everyone)))
+        at_once = tuple((0.0, i) for i in everyone)
+        made.append(Event("all lose power", at_once, copies="disk"))
+        made.append(Event("version switch", at_once, copies="none"))
     made.append(Event("one joins", ((0.0, workers),), "join"))
     made.append(Event("peak of 1.5", tuple((0.0, i) for i in everyone), "peak"))
     return made
 
 
-def ladder(block_tokens: int, budget_s: float = 60.0) -> dict[str, Arm]:
-    """From nothing to the clairvoyant. `budget_s` are each worker's seconds of computing."""
+def ladder(block_tokens: int, copies: Copies = "any", budget_s: float = 60.0) -> dict[str, Arm]:
+    """From nothing to the clairvoyant, as far as there are copies. `budget_s` are each worker's
+    seconds of computing."""
     dram_s, ssd_s = DRAM_TOKEN_S * block_tokens, SSD_TOKEN_S * block_tokens
-    return {
-        "nothing": warmth.nothing,
-        "snapshot from SSD": warmth.restored(ssd_s),
-        "snapshot from DRAM": warmth.restored(dram_s),
+    arms: dict[str, Arm] = {"nothing": warmth.nothing}
+    if copies != "none":
+        arms["snapshot from SSD"] = warmth.restored(ssd_s)
+    if copies == "any":
+        arms["snapshot from DRAM"] = warmth.restored(dram_s)
+    arms |= {
         "old list, computed": warmth.computed(warmth.by_old_frequency, budget_s),
         "frequency, computed": warmth.computed(warmth.by_frequency, budget_s),
         "decayed frequency, computed": warmth.computed(warmth.by_decayed_frequency, budget_s),
         "clairvoyant, computed": warmth.computed(warmth.by_next_use, budget_s),
-        OURS: warmth.on_demand("drained", dram_s),
     }
+    if copies == "any":
+        arms[OURS] = warmth.on_demand("drained", dram_s)
+    elif copies == "disk":
+        arms["ours: on SSD, read on demand"] = warmth.on_demand("disk", ssd_s)
+    return arms
 
 
 class Aftermath(msgspec.Struct, frozen=True):
@@ -98,6 +112,7 @@ class Study(msgspec.Struct):
     policy: Callable[[], RoutingPolicy]
     speed: float
     kept: Run | None = None
+    peaks: dict[float, Run] = {}
 
     def undisturbed(self) -> Run:
         """Nothing happens."""
@@ -108,8 +123,12 @@ class Study(msgspec.Struct):
     def aftermath(self, event: Event, arm_name: str, arm: Arm | None, at: float) -> Aftermath:
         """An event at a moment of simulated time; without an arm it doesn't happen."""
         kept = self.undisturbed()
+        arrivals = self.arrivals
+        if event.kind == "peak":
+            arrivals = _peaked(arrivals, at * self.speed, 300.0 * self.speed)
+        beside = self._beside(event, arrivals, at)
         if arm is None:
-            return self._measure(event, arm_name, kept, [], at)
+            return self._measure(event, arm_name, beside, beside, [], at)
         fleet = Fleet(self.spec, self.policy())
         warmed: list[Warmed] = []
 
@@ -118,19 +137,23 @@ class Study(msgspec.Struct):
 
         for after_s, number in event.losses:
             fleet.kernel.plan(at + after_s, happen, number)
-        arrivals = self.arrivals
-        if event.kind == "peak":
-            arrivals = _peaked(arrivals, at * self.speed, 300.0 * self.speed)
-        return self._measure(event, arm_name, self._run(fleet, arrivals), warmed, at)
+        return self._measure(event, arm_name, self._run(fleet, arrivals), beside, warmed, at)
+
+    def _beside(self, event: Event, arrivals: Sequence[Arrival], at: float) -> Run:
+        """What an arm is held against: the run in which nothing happens, or nobody warms for a peak."""
+        if event.kind != "peak":
+            return self.undisturbed()
+        if at not in self.peaks:
+            self.peaks[at] = self._run(Fleet(self.spec, self.policy()), arrivals)
+        return self.peaks[at]
 
     def _run(self, fleet: Fleet, arrivals: Sequence[Arrival] | None = None) -> Run:
         chosen = self.arrivals if arrivals is None else arrivals
         return run(chosen, self.block_tokens, fleet, speed=self.speed)
 
     def _measure(
-        self, event: Event, arm: str, made: Run, warmed: Sequence[Warmed], at: float
+        self, event: Event, arm: str, made: Run, kept: Run, warmed: Sequence[Warmed], at: float
     ) -> Aftermath:
-        kept = self.undisturbed()
         until = at + event.span_s + LOST_WITHIN_S
         lost_s = _prefill_s(made.jobs, at, until) - _prefill_s(kept.jobs, at, until)
         spent_s = fsum(one.spent_s for one in warmed)

@@ -26,7 +26,7 @@ def capacities(trace: Trace, wanted: Wanted, progress: Progress) -> Table:
         blocks = max(1, round(share * distinct))
         progress(f"capacity {share:.0%} of {distinct} blocks")
         lru = _hits(trace, wanted, blocks, LeafLru())
-        belady = _hits(trace, wanted, blocks, Clairvoyant(paths))
+        belady = _hits(trace, wanted, blocks, Clairvoyant(paths, blocks))
         endless = _hits(trace, wanted, distinct, LeafLru())
         room = (belady - lru) * 100
         tokens = blocks * trace.block_tokens

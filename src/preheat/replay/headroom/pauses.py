@@ -39,7 +39,7 @@ class Arm(msgspec.Struct, frozen=True):
     name: str
     tiers: tuple[TierSpec, ...] = ()
     told_over: bool = False
-    order: Callable[[Sitting], LeafOrder] | None = None
+    order: Callable[[Sitting, int], LeafOrder] | None = None
     bound: bool = False
 
 
@@ -78,7 +78,7 @@ def arms(block_tokens: int, open_sessions: float) -> Iterator[Arm]:
 def keep(sitting: Sitting, arm: Arm, session_tokens: int) -> Kept:
     """One arm at one capacity."""
     blocks = int(session_tokens * sitting.open_sessions) // sitting.block_tokens
-    store = PrefixStore(blocks, arm.order(sitting) if arm.order else LeafLru())
+    store = PrefixStore(blocks, arm.order(sitting, blocks) if arm.order else LeafLru())
     tiers = Tiers(arm.tiers)
     after = Closing(sitting, store, tiers).after if arm.told_over else None
     served = serve(
@@ -129,9 +129,11 @@ class Closing:
             self._tiers.remove(gone)
 
 
-def _clairvoyant(sitting: Sitting) -> LeafOrder:
+def _clairvoyant(sitting: Sitting, blocks: int) -> LeafOrder:
     tokens = sitting.block_tokens
-    return Clairvoyant([one.blocks[: one.input_tokens // tokens] for one in sitting.arrivals])
+    return Clairvoyant(
+        [one.blocks[: one.input_tokens // tokens] for one in sitting.arrivals], blocks
+    )
 
 
 def _came_back(one: Service) -> bool:

@@ -48,7 +48,7 @@ def residency(trace: Trace, rooms: Sequence[int], progress: Progress) -> Iterato
 def _belady(keys: Sequence[int], room: int) -> bytearray:
     """One byte a request, as `outcomes` gives: the one whose next use is farthest away goes."""
     paths = [(key,) for key in keys]
-    store = PrefixStore(room, Clairvoyant(paths))
+    store = PrefixStore(room, Clairvoyant(paths, room))
     found = bytearray(len(keys))
     for now, path in enumerate(paths):
         found[now] = store.overlap(path)

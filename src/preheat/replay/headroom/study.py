@@ -22,7 +22,7 @@ def _granularity(trace: Trace, wanted: Wanted, progress: Progress) -> Iterable[T
 
 
 def _trunks(trace: Trace, wanted: Wanted, progress: Progress) -> Iterable[Table]:
-    return (trunks(trace, wanted, progress),) if wanted.open_sessions else ()
+    return (trunks(trace, wanted, progress),)
 
 
 def _residency(trace: Trace, wanted: Wanted, progress: Progress) -> Iterable[Table]:
@@ -53,11 +53,16 @@ def study(
         raise ConfigError(
             f"{trace.name}: it has neither prompts' blocks nor keys, so it can't say what a cache would save"
         )
+    if trace.arrivals[-1].at <= trace.arrivals[0].at:
+        raise ConfigError(f"{trace.name}: all of it came at one moment: nothing can be said a day")
+    if wanted.open_sessions is None and "trunks" in fitting:
+        fitting.remove("trunks")
     for name in parts or fitting:
         if name not in PARTS:
             raise ConfigError(f"unknown part {name!r}; known: {', '.join(PARTS)}")
         if name not in fitting:
             raise ConfigError(
                 f"{trace.name}: it can't tell anything about {name!r}; it can about: {', '.join(fitting)}"
+                " (trunks: with --open-sessions)"
             )
         yield from PARTS[name](trace, wanted, progress)

@@ -20,6 +20,8 @@ from preheat.replay.worker import Job
 
 DECAY_S: Final = 300.0
 """Of the decayed frequency: the best of those tried in algorithms.md, section 0, finding 3."""
+AT_ONCE: Final = 8
+"""Blocks that the background brings before it lets others read."""
 AHEAD_S: Final = 900.0
 """How far the clairvoyant sees."""
 
@@ -100,24 +102,28 @@ def computed(ranking: "Ranking", budget_s: float) -> Arm:
 
 
 def _refill(place: Place, block_s: float, copy: Tier | None = None) -> Warmed:
-    """Bring the prefixes in one after the other, as far as there is room."""
+    """Bring the prefixes in one after the other, as far as there is room, some blocks at a time: what
+    requests ask for from lower tiers comes over the same channel, and must not wait long."""
     store, kernel, warmed = place.store, place.fleet.kernel, Warmed()
-    waiting = iter(place.paths)
+    worker = place.fleet.workers[place.number]
+    waiting = list(reversed(place.paths))
 
     def bring(path: Sequence[int]) -> None:
         here = store.overlap(path)
-        came = store.put(path, kernel.now)
+        came = store.put(path[: here + AT_ONCE], kernel.now)
         if copy is not None:
             copy.remove(path[here : here + came])
         warmed.blocks += came
         plan()
 
     def plan() -> None:
-        for path in waiting:
+        while waiting and store.free_blocks:
+            path = waiting[-1]
             missing = len(path) - store.overlap(path)
-            if missing and store.free_blocks:
-                kernel.plan(kernel.now + missing * block_s, bring, path)
+            if missing:
+                kernel.plan(worker.load(min(missing, AT_ONCE) * block_s), bring, path)
                 return
+            waiting.pop()
 
     plan()
     return warmed

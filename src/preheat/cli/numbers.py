@@ -1,0 +1,42 @@
+"""Numbers on a command line: what they may be, and what is said where they aren't."""
+
+import argparse
+from math import isfinite
+
+
+def count(text: str) -> int:
+    """A whole number from 1; 1e6 is one."""
+    return _whole(text, 1)
+
+
+def count_or_none(text: str) -> int:
+    """A whole number from 0."""
+    return _whole(text, 0)
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """Whole numbers from 1, with commas between them."""
+    return tuple(count(part) for part in text.split(","))
+
+
+def positive(text: str) -> float:
+    """A number above 0."""
+    number = seconds(text)
+    if not number:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return number
+
+
+def seconds(text: str) -> float:
+    """A number from 0."""
+    number = float(text)
+    if not isfinite(number) or number < 0:
+        raise argparse.ArgumentTypeError("must be a number that isn't below 0")
+    return number
+
+
+def _whole(text: str, least: int) -> int:
+    number = float(text)
+    if not isfinite(number) or number < least or number != int(number):
+        raise argparse.ArgumentTypeError(f"must be a whole number from {least}")
+    return int(number)

@@ -162,3 +162,15 @@ def test_a_worker_without_room_refuses_everything_and_the_report_says_it() -> No
     assert any("longer than a worker's memory" in caution for caution in made.cautions)
     assert made.saved is not None
     assert made.saved.baseline_gpu_s == 0.0
+
+
+def test_what_no_worker_can_hold_is_counted_in_whole_blocks() -> None:
+    """A worker of 25 tokens has two blocks of 10: the prompt of 21 tokens, and that of 20 with an
+    answer, are refused."""
+    asked = [
+        Arrival(at=float(at), id=str(at), input_tokens=tokens, output_tokens=5, blocks=blocks)
+        for at, (tokens, blocks) in enumerate([(21, (1, 2)), (20, (1, 2)), (10, (1,))])
+    ]
+    small = Questions(setup=Setup(workers=1, worker_tokens=25, service=LINEAR))
+    made = replay(trace(asked), small, quiet)
+    assert made.cautions[0].startswith("2 of 3 requests")

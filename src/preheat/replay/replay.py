@@ -49,7 +49,7 @@ def replay(trace: Trace, asked: Questions, progress: Progress) -> report.Report:
         rate=asked.rate,
         trace=sections.trace_section(trace),
         settings=_settings(asked),
-        cautions=tuple(_cautions(trace, asked)),
+        cautions=tuple(_cautions(trace)),
     )
     if trace.block_tokens or has_lengths:
         made = _with_fleet(trace, asked, made, progress)
@@ -79,10 +79,12 @@ def _with_fleet(
         tasks.update(cells.items())
     found = each(tasks, progress)
     runs = {name: found[one] for name, one in setups.items()}
+    base = runs[BASELINE]
     shown = {name: runs[name] for name in (BASELINE, *levers, TOGETHER)}
     saved = arms.saved_section(shown, TOGETHER, BASELINE, asked.rate)
     without = {name: runs[f"all but {name}"].prefill_s for name in levers}
     changes: dict[str, object] = {
+        "cautions": (*_refused(base), *made.cautions),
         "saved": saved,
         "summary": summary_of(saved, asked.rate),
         "latency": arms.latency_section(shown, BASELINE, TOGETHER, asked.slo_ttft_s),
@@ -141,7 +143,7 @@ def _settings(asked: Questions) -> report.Settings:
     )
 
 
-def _cautions(trace: Trace, asked: Questions) -> Iterable[str]:
+def _cautions(trace: Trace) -> Iterable[str]:
     if trace.times != "measured":
         yield (
             "The times are an order only: nothing about waiting can be concluded."
@@ -150,7 +152,12 @@ def _cautions(trace: Trace, asked: Questions) -> Iterable[str]:
         )
     if not trace.block_tokens:
         yield "The trace has no blocks of prompts: nothing about prefixes can be concluded."
-    long = sum(one.input_tokens > asked.setup.worker_tokens for one in trace.arrivals)
-    if long:
-        yield f"{long} prompts are longer than a worker's memory, and were refused."
     yield ("The service model is given, not measured on your engine: compare arms, not clocks.")
+
+
+def _refused(base: Measures) -> Iterable[str]:
+    if base.refused:
+        yield (
+            f"{base.refused} of {base.requests} requests are longer than a worker's memory, prompt and "
+            "answer in whole blocks: the engines refused them."
+        )

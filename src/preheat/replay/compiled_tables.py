@@ -1,7 +1,10 @@
 """The life tables of `core.value` on arrays: the core's own arithmetic, compiled by numba when this
 module is imported (from a cache after the first time)."""
 
+from hashlib import blake2b
 from importlib import import_module
+from os import W_OK, access
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -11,6 +14,22 @@ from preheat.core import life_table
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+
+
+def _keep_by_source() -> None:
+    """Machine code is kept under a digest of all sources that it is made of: numba itself doesn't see
+    that a function in another module has changed. A cache folder of the user's own is left alone."""
+    config = import_module("numba").config
+    here = Path(__file__).parent
+    if config.CACHE_DIR or not access(here, W_OK):
+        return
+    digest = blake2b(digest_size=8)
+    for source in (*sorted(here.glob("compiled_*.py")), Path(life_table.__file__)):
+        digest.update(source.read_bytes())
+    config.CACHE_DIR = str(here / "__pycache__" / f"numba-{digest.hexdigest()}")
+
+
+_keep_by_source()
 
 jit: Final[Any] = import_module("numba").njit(cache=True)
 """Without fast-math: the order of operations is the core's, and so are the numbers."""

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from preheat.core.costs import ServiceModel
+from preheat.core.prefix import LeafLru, PrefixStore
 from preheat.errors import TraceError
+from preheat.replay.pool import serve
 from preheat.traces.arrival import UNKNOWN, Trace
 from preheat.traces.reading import read
 from trace_examples import openai, text
@@ -205,7 +208,73 @@ def test_what_was_redacted_has_no_blocks_and_no_key(tmp_path: Path) -> None:
     trace = found(tmp_path, litellm(messages=hidden), helicone(request_body={}))
     for one in trace.arrivals:
         assert (one.blocks, one.key, one.input_tokens) == ((), UNKNOWN, 460)
-    assert any("no text" in rule for rule in trace.rules)
+    assert trace.block_tokens == 0
+    assert "None of 2 rows has a prompt" in trace.rules[-1]
+
+
+def bare_spend(number: int) -> dict[str, Any]:
+    """A row of LiteLLM_SpendLogs as LiteLLM writes it unless it is told to store prompts."""
+    start = f"2026-01-02T03:04:{number:02}Z"
+    return spend(
+        messages={},
+        response={},
+        proxy_server_request={},
+        startTime=start,
+        endTime=start,
+        prompt_tokens=4_000 + number,
+    )
+
+
+def test_spend_logs_without_prompts_say_nothing_of_a_cache(tmp_path: Path) -> None:
+    rows = [bare_spend(number) for number in range(8)]
+    del rows[3]["proxy_server_request"]
+    trace = found(tmp_path, *rows)
+    assert (trace.format, trace.skipped, trace.block_tokens) == ("openai", 0, 0)
+    assert [one.input_tokens for one in trace.arrivals] == [4_000 + number for number in range(8)]
+    (rule,) = trace.rules
+    assert rule.startswith("None of 8 rows has a prompt (LiteLLM: store_prompts_in_spend_logs")
+
+
+def test_rows_without_prompts_share_nothing_with_those_that_have_them(tmp_path: Path) -> None:
+    rows = [bare_spend(number) if number % 3 else spend() for number in range(6)]
+    trace = found(tmp_path, *rows)
+    assert "4 of 6 rows have no prompt: they share nothing." in trace.rules
+    assert sorted(len(one.blocks) for one in trace.arrivals) == [0, 0, 0, 0, 4, 4]
+    served = serve(
+        trace.arrivals, trace.block_tokens, ServiceModel(), PrefixStore(10**6, LeafLru())
+    )
+    full = 460 // trace.block_tokens
+    assert sorted(one.cached for one in served) == [0, 0, 0, 0, 0, full]
+    assert all(one.prefill_s == one.no_cache_s for one in served if not one.cached)
+    assert sorted(one.full for one in served)[2:] == [
+        (4_000 + number) // trace.block_tokens for number in (1, 2, 4, 5)
+    ]
+
+
+def test_a_row_without_a_prompt_is_written_without_one(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    from preheat.traces.writing import write
+
+    trace = found(tmp_path, spend(), bare_spend(9))
+    write(trace, tmp_path / "trace.parquet")
+    again = read([tmp_path / "trace.parquet"])
+    assert [len(one.blocks) for one in again.arrivals] == [4, 0]
+
+
+@pytest.mark.parametrize(
+    ("usage", "rule"),
+    [
+        ({"prompt_tokens": 460}, "(from the rows whose usage is known; the others"),
+        ({}, "512 bytes of prompt are 128 tokens here (4 bytes each: no row says its usage)."),
+    ],
+)
+def test_what_a_block_is_in_tokens_is_told(
+    usage: dict[str, int], rule: str, tmp_path: Path
+) -> None:
+    line = openai(1, request={"model": "m", "messages": SAID}, response={"usage": usage})
+    trace = found(tmp_path, line)
+    assert f"512 bytes of prompt are {trace.block_tokens} tokens here" in trace.rules[0]
+    assert rule in trace.rules[0]
 
 
 def test_texts_that_litellm_cut_are_told(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from preheat.traces.arrival import Arrival
 
 
 class Service(msgspec.Struct, frozen=True, gc=False):
-    """What one request found. Blocks: of its prompt (`full`, without a partial last one), of them in
-    memory, in a lower tier, and ever computed before. Seconds: of loading, of computing the
+    """What one request found. Blocks: of its prompt (`full`, without a partial last one; a trace may
+    name fewer), of them in memory, in a lower tier, and ever computed before. Seconds: of loading, of computing the
     rest, of computing what was known once and had been lost, of computing all."""
 
     at: float
@@ -60,7 +60,7 @@ def serve(
         cached = store.overlap(blocks)
         found = tiers.find(blocks[cached:])
         known = cached + found.blocks
-        while known < full and blocks[known] in seen:
+        while known < len(blocks) and blocks[known] in seen:
             known += 1
         seen.update(blocks[known:])
         kind = kinds[number] if kinds is not None else 0

@@ -4,6 +4,8 @@ from collections.abc import Hashable, Iterable
 from hashlib import blake2b
 from typing import Final
 
+import msgspec
+
 CHUNK_BYTES: Final = 512
 """As in `core.blocks`, where it is the gateway's block."""
 
@@ -56,17 +58,32 @@ def tokens_of(text: bytes) -> int:
     return len(text) // BYTES_PER_TOKEN
 
 
-def tokens_per_byte(known: Iterable[tuple[int, int]]) -> float:
+class Ratio(msgspec.Struct, frozen=True):
+    """How many tokens a prompt's bytes are, and whether anybody counted them."""
+
+    per_byte: float
+    is_counted: bool
+
+    @property
+    def block_tokens(self) -> int:
+        """Of a block of bytes."""
+        return max(1, round(CHUNK_BYTES * self.per_byte))
+
+    @property
+    def rule(self) -> str:
+        """As a sentence, for `Trace.rules`."""
+        whence = (
+            "from the rows whose usage is known; the others get as many tokens as their bytes say"
+            if self.is_counted
+            else f"{BYTES_PER_TOKEN} bytes each: no row says its usage"
+        )
+        return f"{CHUNK_BYTES} bytes of prompt are {self.block_tokens} tokens here ({whence})."
+
+
+def ratio_of(known: Iterable[tuple[int, int]]) -> Ratio:
     """The mean of prompts whose tokens and bytes are known and above 0; else the text rule's."""
     pairs = [(tokens, size) for tokens, size in known if tokens > 0 and size > 0]
     if not pairs:
-        return 1 / BYTES_PER_TOKEN
-    return sum(tokens for tokens, _ in pairs) / sum(size for _, size in pairs)
-
-
-def counted_rule(block_tokens: int) -> str:
-    """For prompts whose tokens an engine counted, and whose blocks are of bytes."""
-    return (
-        f"Blocks of {CHUNK_BYTES} bytes are {block_tokens} tokens, as the prompts whose tokens are "
-        "known have in the mean; the others get as many tokens as their bytes say."
-    )
+        return Ratio(1 / BYTES_PER_TOKEN, is_counted=False)
+    tokens, size = map(sum, zip(*pairs, strict=True))
+    return Ratio(tokens / size, is_counted=True)

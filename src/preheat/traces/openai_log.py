@@ -20,8 +20,7 @@ from preheat.traces.numbering import (
     BYTES_PER_TOKEN,
     CHUNK_BYTES,
     Numbering,
-    counted_rule,
-    tokens_per_byte,
+    ratio_of,
 )
 from preheat.traces.reader import UNSORTED_RULE, Draft, Format, Reading, said
 from preheat.traces.source import Head, Source
@@ -111,19 +110,20 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
             reading.tell(UNSORTED_RULE)
     else:
         reading.tell("No times: requests are a second apart.")
-    per_byte = tokens_per_byte((one.exchange.input_tokens, one.prompt_bytes) for one in seen)
-    block_tokens = max(1, round(CHUNK_BYTES * per_byte))
-    reading.tell(counted_rule(block_tokens))
-    if any(not one.prompt_bytes for one in seen):
-        reading.tell("Some requests have no text in this log: they have no blocks and no key.")
+    without = sum(not one.prompt_bytes for one in seen)
+    ratio = ratio_of((one.exchange.input_tokens, one.prompt_bytes) for one in seen)
+    if without < len(seen):
+        reading.tell(ratio.rule)
+    if without:
+        reading.tell(_without_rule(without, len(seen)))
     turns = Turns()
     arrivals = [
-        _arrival(one, _at(one) if is_dated else float(place), per_byte, turns)
+        _arrival(one, _at(one) if is_dated else float(place), ratio.per_byte, turns)
         for place, one in enumerate(seen)
     ]
     return Draft(
         arrivals=arrivals,
-        block_tokens=block_tokens,
+        block_tokens=ratio.block_tokens if without < len(seen) else 0,
         times="measured" if is_dated else "order",
         is_dated=is_dated,
     )
@@ -170,6 +170,16 @@ def _joined(seen: list[_Seen], reading: Reading) -> list[_Seen]:
     for left in answers.values():
         reading.refuse(left.source, left.line, "an answer to no request of these files")
     return asked
+
+
+def _without_rule(without: int, rows: int) -> str:
+    """For rows that say of a prompt only how long it was."""
+    if without < rows:
+        return f"{without} of {rows} rows have no prompt: they share nothing."
+    return (
+        f"None of {rows} rows has a prompt (LiteLLM: store_prompts_in_spend_logs is off; Helicone: "
+        "exported without --include-body), so it can't be said what a cache would save."
+    )
 
 
 def _at(seen: _Seen) -> float:

@@ -16,8 +16,7 @@ from preheat.traces.numbering import (
     BYTES_PER_TOKEN,
     CHUNK_BYTES,
     Numbering,
-    counted_rule,
-    tokens_per_byte,
+    ratio_of,
 )
 from preheat.traces.reader import Draft, Format, Reading
 from preheat.traces.source import Head, Source
@@ -68,18 +67,16 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
         reading.step(source, len(asked))
     asked.sort(key=lambda one: one.at)
     trace = _one_of(written)
-    per_byte = tokens_per_byte(
-        (one.row["input_tokens"] or 0, one.row["prompt_bytes"] or 0) for one in asked
-    )
+    ratio = ratio_of((one.row["input_tokens"] or 0, one.row["prompt_bytes"] or 0) for one in asked)
     if trace is None:
-        block_tokens = max(1, round(CHUNK_BYTES * per_byte))
-        reading.tell(counted_rule(block_tokens))
+        block_tokens = ratio.block_tokens
+        reading.tell(ratio.rule)
     else:
         block_tokens = trace.block_tokens
         for rule in trace.rules:
             reading.tell(rule)
     return Draft(
-        arrivals=_arrivals(asked, per_byte, numbers),
+        arrivals=_arrivals(asked, ratio.per_byte, numbers),
         block_tokens=block_tokens,
         times=trace.times if trace else "measured",
         is_dated=trace is None,
@@ -143,7 +140,8 @@ def _asked(table: Any, numbers: Numbering, reading: Reading) -> Iterator[_Asked]
         blocks = tuple(map(of, hashes.tolist()))
         unit = row["block_unit"] or ""
         if unit.startswith(TOKENS_UNIT):
-            has_rest = bool((row["input_tokens"] or 0) % int(unit.removeprefix(TOKENS_UNIT)))
+            whole, rest = divmod(row["input_tokens"] or 0, int(unit.removeprefix(TOKENS_UNIT)))
+            has_rest = rest > 0 and len(blocks) == whole
         else:
             has_rest = (row["prompt_bytes"] or 0) - len(blocks) * CHUNK_BYTES >= BYTES_PER_TOKEN
         yield _Asked(at_us / 1e6, blocks, has_rest, row)

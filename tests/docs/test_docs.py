@@ -14,11 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from core_parts import Desk, request_for
 from preheat.cli import COMMANDS
 from preheat.config import NAMED, Settings, fields_of
-from preheat.core import admission, eviction
+from preheat.core import admission, eviction, routing
 from preheat.core.stats import UpstreamCounts, snapshot
 from preheat.engines import ENGINES
 from preheat.stores import STORES
 from preheat.telemetry.metrics import _GAUGES, render
+from preheat.traces import FORMATS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -74,11 +75,15 @@ def test_every_setting_has_a_sentence() -> None:
 
 @pytest.mark.parametrize(
     "table",
-    [eviction.POLICIES, admission.POLICIES, ENGINES, STORES],
-    ids=["eviction", "admission", "engines", "stores"],
+    [eviction.POLICIES, admission.POLICIES, routing.POLICIES, ENGINES, STORES],
+    ids=["eviction", "admission", "routing", "engines", "stores"],
 )
 def test_every_table_entry_is_in_docs_adding_a_policy(table: dict[str, object]) -> None:
     assert missing(set(table), "adding-a-policy.md") == []
+
+
+def test_every_trace_format_is_in_docs_traces() -> None:
+    assert missing(set(FORMATS), "traces.md") == []
 
 
 def test_every_command_is_in_the_documents() -> None:

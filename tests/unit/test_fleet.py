@@ -50,28 +50,6 @@ def test_a_closed_loop_waits_for_its_answers_and_an_open_one_does_not() -> None:
     assert [job.arrived_at for job in opened.jobs] == [0.0, 0.005, 0.01]
 
 
-def test_requests_go_past_a_worker_that_is_down_and_wait_where_all_are() -> None:
-    fleet = Fleet(fleet_spec(2), POLICIES["round_robin"]())
-    fleet.take_down(0)
-    fleet.kernel.plan(5.0, fleet.take_down, 1)
-    fleet.kernel.plan(9.0, fleet.bring_up, 0)
-    made = run([arrival(float(i), [i]) for i in (1, 2, 6, 7)], BLOCK, fleet)
-    assert [job.worker for job in made.jobs] == [1, 1, 0, 0]
-    assert made.jobs[2].first_at == pytest.approx(9.0 + 11 * TOKEN_S)
-
-
-def test_a_crash_sends_what_was_under_way_again_and_forgets_the_memory() -> None:
-    fleet = Fleet(fleet_spec(1), POLICIES["round_robin"]())
-    fleet.kernel.plan(10.05, fleet.wipe, 0)
-    made = run(
-        [arrival(0.0, range(9)), arrival(10.0, [*range(9), 77, 78, 79, 80, 81])], BLOCK, fleet
-    )
-    assert made.jobs[1].first_at == pytest.approx(10.05 + 141 * TOKEN_S)
-    assert made.jobs[1].ended_at is not None
-    assert fleet.workers[0].overlap([555]) == 0
-    assert not fleet.workers[0]._coming
-
-
 def test_a_prompt_longer_than_a_memory_is_counted_as_refused() -> None:
     fleet = Fleet(fleet_spec(1, capacity_blocks=3), POLICIES["round_robin"]())
     made = run([arrival(0.0, range(9)), arrival(1.0, [1])], BLOCK, fleet)

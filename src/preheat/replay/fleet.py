@@ -48,8 +48,6 @@ class Fleet:
         self._policy = policy
         self._orders = orders
         self._prices = prices
-        self._down: set[int] = set()
-        self._held_back: list[Job] = []
         self._placings: dict[int, Placing] = {}
         self._told: dict[int, Callable[[Job], None]] = {}
         self.workers: list[Worker] = []
@@ -77,7 +75,7 @@ class Fleet:
         return PrefixStore(blocks, self._orders())
 
     def send(self, job: Job, session: str = "", then: Callable[[Job], None] | None = None) -> None:
-        """Route a request to one of the workers that are up; without any it waits for one."""
+        """Route a request to one of the workers."""
         if then is not None:
             self._told[job.number] = then
         self._placings[job.number] = Placing(
@@ -87,9 +85,6 @@ class Fleet:
 
     def _route(self, job: Job) -> None:
         candidates = self._candidates(job)
-        if not candidates:
-            self._held_back.append(job)
-            return
         placing = self._placings[job.number]
         chosen = candidates[self._policy.choose(placing, candidates, self.kernel.now)]
         self.workers[chosen.number].submit(job)
@@ -98,8 +93,6 @@ class Fleet:
         block_tokens, service = self.spec.worker.block_tokens, self.spec.service
         made = []
         for worker in self.workers:
-            if worker.number in self._down:
-                continue
             here = worker.overlap(job.blocks)
             found = worker.tiers.find(job.blocks[here:])
             overlap_tokens = min(here * block_tokens, job.input_tokens - 1)
@@ -129,32 +122,6 @@ class Fleet:
         then = self._told.pop(job.number, None)
         if then is not None:
             then(job)
-
-    # What happens to workers -----------------------------------------------------------------
-
-    def take_down(self, number: int) -> None:
-        """No new requests for it from now on (it drains, or is gone)."""
-        self._down.add(number)
-
-    def bring_up(self, number: int) -> None:
-        """It takes requests again."""
-        self._down.discard(number)
-        waiting, self._held_back = self._held_back, []
-        for job in waiting:
-            self._route(job)
-
-    def wipe(self, number: int) -> None:
-        """Its process is a new one: memory is empty, and the tiers that end with it. What it was
-        working on is sent again."""
-        worker = self.workers[number]
-        jobs = worker.restart()
-        worker.store = self._store()
-        for tier in worker.tiers.all:
-            if not tier.spec.survives:
-                tier.clear()
-        for job in jobs:
-            self._policy.finished(self._placings[job.number], number, self.kernel.now)
-            self._route(job)
 
 
 def job_of(number: int, one: Arrival, block_tokens: int, kind: int = 0) -> Job:

@@ -190,24 +190,6 @@ class Worker:
         self._channel_at = max(self._channel_at, self._kernel.now) + seconds
         return self._channel_at
 
-    def restart(self) -> list[Job]:
-        """The process is replaced: its memory is empty, and tiers that don't survive. What it had
-        been sent comes back, to be sent elsewhere."""
-        jobs = [*self._decoding, *self._prefilling, *self._loading, *self.waiting]
-        for job in jobs:
-            job.done_tokens = job.decoded = job.private = 0
-            job.started_at = None
-            self._expect(job, 0, 0)
-            self._count_blocks(job, 0)
-        self.waiting.clear()
-        for group in (self._loading, self._prefilling, self._decoding):
-            group.clear()
-        self._coming.clear()
-        self._contexts = 0
-        self._step = None
-        self._generation += 1
-        return jobs
-
     def _wake(self) -> None:
         step = self._step
         if step is None:
@@ -249,10 +231,9 @@ class Worker:
             decodes = (
                 1 if chunks else min(job.output_tokens - job.decoded for job in self._decoding)
             )
-            if self._grow(decodes):
-                break
-            if decodes > 1 and self._grow(1):
-                decodes = 1
+            while decodes > 1 and not self._grow(decodes):
+                decodes //= 2
+            if decodes > 1 or self._grow(1):
                 break
             self._preempt()
             decodes = 0

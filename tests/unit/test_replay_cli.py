@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -41,15 +42,37 @@ SMALL = ["--workers", "2", "--worker-tokens", "8000", "--tier-tokens", "30000"]
 
 
 def test_the_saving_is_told_in_words_and_in_tables(
-    trace: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["replay", trace, *SMALL, "--gpu-hour", "3"]) == 0
+    trace = write(tmp_path / "t.jsonl", [json.dumps(row) for row in rows(120)])
+    options = ["--workers", "2", "--worker-tokens", "16000", "--tier-tokens", "60000"]
+    assert main(["replay", trace, *options, "--gpu-hour", "3"]) == 0
     said = capsys.readouterr().out
-    assert "60 requests (mooncake)" in said
-    assert "of the GPU time for reading prompts would have been saved" in said
+    assert said.startswith("t.jsonl: 120 requests (mooncake)")
+    assert (
+        "On 2 simulated workers of 16,000 tokens (--workers, --worker-tokens), a tier of 60,000, "
+        "an 8B model's speeds, answers kept 3,600 s."
+    ) in said
+    assert "GPU-seconds (" in said
     assert "USD" in said
     for word in ("round robin, no response cache", "all together", "belady", "gap closed"):
         assert word in said
+    for word in ("The engines' own prefix caches save", "The response cache answers 0 of 120"):
+        assert word in said
+    assert re.search(r"-0\b(?!\.)", said) is None
+
+
+def test_lengths_alone_tell_waits_and_no_saving(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"2023-11-16 18:15:{second}.0,{400 + second},44" for second in range(10, 50)]
+    head = "TIMESTAMP,ContextTokens,GeneratedTokens"
+    assert main(["replay", write(tmp_path / "a.csv", [head, *lines])]) == 0
+    said = capsys.readouterr().out
+    assert "This trace can't say what a cache would save" in said
+    assert "GPU-s" not in said
+    assert "no-cache prefill" not in said
+    assert "p99 s" in said
 
 
 def test_one_document_and_one_page(

@@ -15,7 +15,9 @@ import pytest
 
 from preheat.dashboard import page
 from preheat.replay.report import (
+    Arm,
     HitCurve,
+    Latency,
     Lever,
     PriceCurve,
     Rate,
@@ -23,10 +25,11 @@ from preheat.replay.report import (
     Saved,
     Table,
     Trace,
+    Waits,
     decode,
     encode,
 )
-from preheat.replay.verdict import gap_closed, summary_of
+from preheat.replay.verdict import Fleet, gap_closed, summary_of, without_prompts
 from report_sample import sample
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,7 +98,7 @@ def test_documents_are_as_the_schema_says() -> None:
 
 
 def test_numbers_carry_their_unit_in_their_name() -> None:
-    units = "s|gpu_s|money|tokens|blocks|lines|share|ratio|low|high|gib_h"
+    units = "s|requests|gpu_s|money|tokens|blocks|lines|share|ratio|low|high|gib_h"
     counts = {"requests", "sessions", "workers", "seed", "minute", "rows", "added", "service"}
     sections = msgspec.json.schema(Report)["$defs"]
     unnamed = [
@@ -136,6 +139,60 @@ def test_a_big_saving_is_told_with_the_lever_that_brings_most_of_it() -> None:
     )
     assert (summary.is_small, summary.best_lever) == (False, "lever 0.3")
     assert summary.saved_money == pytest.approx(0.4)
+
+
+def test_two_levers_that_save_alike_are_both_named() -> None:
+    sentence = summary_of(saved_of(0.36, 0.31, together=0.45)).sentence
+    assert "one lever" not in sentence
+    assert sentence.endswith("saved (lever 0.36 36% and lever 0.31 31%, each alone).")
+
+
+def test_a_large_share_of_little_work_is_small_too() -> None:
+    summary = summary_of(saved_of(0.5, 0.68), fleet=Fleet(8, 90_000.0))
+    assert summary.sentence == (
+        "Small here: 680 GPU-seconds in 25 hours, 0.094% of eight GPUs' time; "
+        "of the prefill that the engines' own caches leave, 68%."
+    )
+    assert summary.is_small
+    assert summary.fleet_share == pytest.approx(680 / 720_000)
+    assert not summary_of(saved_of(0.5), fleet=Fleet(8, 100.0)).is_small
+
+
+def waits_of(**ends: tuple[float, float]) -> Latency:
+    before, after = (Waits(**{place: pair[i] for place, pair in ends.items()}) for i in (0, 1))
+    return Latency(
+        arms=(
+            Arm(name="round robin", role="baseline", ttft=before),
+            Arm(name="all together", role="ours", ttft=after),
+        )
+    )
+
+
+def test_waits_that_got_worse_are_told_with_the_saving() -> None:
+    def told(**ends: tuple[float, float]) -> str:
+        return summary_of(saved_of(0.4), latency=waits_of(**ends)).sentence
+
+    later = ", but first tokens came later: "
+    assert told(p95_s=(0.54, 0.65), p99_s=(1.0, 1.0)).endswith(f"{later}p95 0.54 → 0.65 s.")
+    assert told(p95_s=(0.54, 0.5), p99_s=(1.0, 1.2)).endswith(f"{later}p99 1.00 → 1.20 s.")
+    assert later not in told(p95_s=(0.54, 0.56), p99_s=(3.0, 1.0))
+    assert later not in told(p95_s=(0.0, 0.0005))
+
+
+def test_of_a_trace_without_prompts_only_waits_are_told() -> None:
+    summary = without_prompts(waits_of(p99_s=(3.0, 1.0)), "round robin")
+    assert summary.sentence.endswith("By routing, p99 of the first token goes from 3.00 to 1.00 s.")
+    same = without_prompts(waits_of(p99_s=(3.0, 3.01)), "round robin")
+    assert same.sentence.endswith("Routing hardly changes p99 of the first token: 3.01 s.")
+    assert "only an order" in without_prompts(None, "round robin").sentence
+
+
+def test_another_schedule_is_neither_a_loss_nor_a_saving() -> None:
+    summary = summary_of(saved_of(-0.0015))
+    assert summary.sentence == (
+        "Nothing to save here: what was tried changes prefill by less than 0.2% of it."
+    )
+    assert "changes prefill by nothing" in summary_of(saved_of(0.0)).sentence
 
 
 def test_many_levers_that_each_bring_a_little_are_not_called_one() -> None:

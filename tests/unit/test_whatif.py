@@ -3,11 +3,14 @@
 import json
 from typing import Any, cast
 
+import msgspec
 import pytest
 
+from preheat.core.spread import spread_of
 from preheat.errors import ConfigError
-from preheat.replay import report
+from preheat.replay import arms, report
 from preheat.replay.kernel import Kernel
+from preheat.replay.measures import measures_of
 from preheat.replay.replay import BASELINE, TOGETHER, Questions, replay
 from preheat.replay.runner import Runner, Verbs
 from preheat.replay.whatif import Setup, controller_of, request_of, try_out
@@ -84,7 +87,7 @@ def test_a_closed_loop_goes_on_after_a_hit() -> None:
 def conversation() -> Trace:
     """Sessions that grow, over a common trunk."""
     asked = []
-    for turn in range(12):
+    for turn in range(20):
         for session in range(6):
             blocks = [1, 2, *(100 * session + 10 + i for i in range(turn))]
             asked.append(
@@ -122,6 +125,86 @@ def test_the_report_tells_every_lever_and_nothing_that_was_not_measured() -> Non
     assert json.loads(document)["schema"] == "preheat.report/1"
 
 
+def test_the_response_cache_tells_what_it_answered_and_what_was_not_generated() -> None:
+    asked = [arrival(at, range(9), key=7, output_tokens=4) for at in (0.0, 0.03, 5.0, 200.0)]
+    made = replay(trace(asked), Questions(setup=SMALL, exact_ttl_s=100.0), quiet)
+    found = made.answers
+    assert found is not None
+    assert (found.requests, found.stored_requests, found.joined_requests) == (4, 1, 1)
+    assert found.spared_output_tokens == 8
+    assert any("counted as if all were greedy" in note for note in found.notes)
+    assert any("Decoding" in note for note in found.notes)
+    assert made.settings is not None
+    assert made.settings.answers_ttl_s == 100.0
+
+
+def test_where_nobody_is_greedy_it_is_said_why_nothing_is_stored() -> None:
+    asked = [arrival(float(at), [1, at], key=3, sampled=True) for at in range(5)]
+    found = replay(trace(asked), Questions(setup=SMALL), quiet).answers
+    assert found is not None
+    assert found.stored_requests + found.joined_requests == 0
+    assert len(found.notes) == 1
+    assert found.notes[0].startswith("No request of this trace is greedy")
+
+
+def test_what_changes_nothing_saves_nothing_and_not_minus_nothing() -> None:
+    """No prompt comes twice: sums in another order differ in the last digit only."""
+    asked = [arrival(0.37 * at, [10 * at, 10 * at + 1], key=at) for at in range(40)]
+    made = replay(trace(asked), Questions(setup=SMALL, tier_tokens=5_000), quiet)
+    assert made.saved is not None
+    assert made.summary is not None
+    document = report.encode(made)
+    assert {lever.saved_gpu_s for lever in made.saved.levers} == {0.0}
+    assert b"-0" not in document
+    assert made.summary.sentence.startswith("Nothing to save here: what was tried changes")
+    assert made.summary.saved_share == 0.0
+
+
+def test_few_blocks_make_no_curves_but_a_sentence() -> None:
+    asked = [arrival(float(at), [1, 2, 10 + at], key=at) for at in range(9)]
+    made = replay(trace(asked), Questions(setup=SMALL), quiet)
+    assert made.capacity is None
+    assert made.summary is not None
+    assert made.summary.notes == (
+        "Everything that repeats fits in 20 tokens of memory: no hit curves.",
+    )
+
+
+def test_an_order_of_requests_has_no_waits() -> None:
+    ordered = msgspec.structs.replace(conversation(), times="order")
+    made = replay(ordered, Questions(setup=SMALL, tier_tokens=5_000), quiet)
+    assert made.latency is None
+    assert made.events == ()
+    assert made.saved is not None
+    assert made.summary is not None
+    assert made.summary.fleet_share is None
+    assert made.balance is not None
+    assert {rule.ttft_p99_s for rule in made.balance.rules} == {None}
+
+
+@pytest.mark.parametrize(
+    ("costs", "said"),
+    [
+        ((10.0, 5.0, 5.01, 5.02), ("Any rule but round robin gets this mean wait, to 1%.",)),
+        ((10.0, 5.01, 7.0, 5.0), ("least_loaded, a plain rule, gets the best mean wait, too, to 1%.",)),
+        ((10.0, 6.0, 5.0, 5.0), ()),
+        ((5.0, 5.0, 5.0, 5.0), ()),
+    ],
+)  # fmt: skip
+def test_a_plain_rule_that_does_as_well_is_told(
+    costs: tuple[float, ...], said: tuple[str, ...]
+) -> None:
+    asked = [Arrival(at=0.1 * at, input_tokens=50, output_tokens=3) for at in range(2)]
+    lengths = Trace(name="lengths", format="test", arrivals=asked)
+    found = measures_of(try_out(lengths, SMALL).run, 2)
+    rules = ("round_robin", "least_loaded", "smg", "preheat")
+    runs = {
+        name: msgspec.structs.replace(found, ttft=spread_of([cost]))
+        for name, cost in zip(rules, costs, strict=True)
+    }
+    assert arms.balance_section(runs, "preheat", lengths).notes == said
+
+
 def test_the_same_trace_gives_the_same_report() -> None:
     asked = Questions(setup=SMALL, ours="preheat", tier_tokens=5_000)
     assert report.encode(replay(conversation(), asked, quiet)) == report.encode(
@@ -133,6 +216,7 @@ def test_a_stream_of_keys_gets_hit_ratios_alone() -> None:
     keys = [Arrival(at=float(i), key=i % 7) for i in range(100)]
     made = replay(Trace(name="keys", format="test", arrivals=keys), Questions(), quiet)
     assert made.saved is None
+    assert made.cautions == ()
     (table,) = made.headroom
     infinite = table.rows[-1]
     assert infinite[0] == "infinite"
@@ -147,6 +231,14 @@ def test_lengths_alone_say_something_about_queues_and_nothing_about_prefixes() -
     assert made.capacity is None
     assert made.balance is not None
     assert any("no blocks" in caution for caution in made.cautions)
+    assert (made.saved, made.ablation, made.answers) == (None, None, None)
+    assert made.summary is not None
+    assert made.summary.sentence.startswith(
+        "This trace can't say what a cache would save: it has no prompts. Only waits can be compared."
+    )
+    assert "p99 of the first token" in made.summary.sentence
+    assert (made.summary.saved_gpu_s, made.summary.is_small) == (None, False)
+    assert {rule.prefill_share for rule in made.balance.rules} == {None}
 
 
 def test_a_trace_of_nothing_but_times_is_an_error_that_says_so() -> None:

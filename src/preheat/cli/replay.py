@@ -17,15 +17,12 @@ import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from preheat.cli.numbers import count, count_or_none, positive, seconds
 from preheat.cli.progress import Line
 from preheat.cli.reading import add_reading_arguments, read_trace
 from preheat.errors import ConfigError
-
-if TYPE_CHECKING:
-    from preheat.replay.report import Report, Table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,6 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Read, simulate, tell."""
+    from preheat.cli.replay_text import told
     from preheat.core import eviction
     from preheat.core.routing import POLICIES
     from preheat.dashboard import page
@@ -135,7 +133,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.buffer.write(document + b"\n")
         return 0
-    print(_told(made))
+    print(told(made))
     if options.html is None:
         print("\nWith --html FILE as a page, with --json as one document.")
     return 0
@@ -160,100 +158,6 @@ def _worker_tokens(options: argparse.Namespace) -> int:
         raise ConfigError(f"--model-config {options.model_config}: {error}") from None
     token_bytes = kv_cache(config, dtype=options.kv_dtype).token_bytes
     return max(1, int(options.kv_gib * 2**30 / token_bytes))
-
-
-def _told(made: "Report") -> str:
-    from preheat.cli.headroom import text_of
-
-    lines = []
-    if made.trace is not None:
-        trace = made.trace
-        lines.append(
-            f"{trace.name}: {trace.requests:,} requests ({trace.format}),"
-            f" {trace.span_s:,.0f} s, {trace.input_tokens:,} prompt tokens"
-        )
-        lines += [f"  {rule}" for rule in trace.rules]
-    if made.summary is not None:
-        money = made.summary.saved_money
-        cost = f" ({money:,.2f} {made.rate.currency})" if made.rate and money is not None else ""
-        lines += [
-            "",
-            made.summary.sentence,
-            f"{made.summary.saved_gpu_s:,.0f} GPU-seconds{cost} saved.",
-        ]
-    lines += ["", *(f"{text_of(table)}\n" for table in _tables(made))]
-    return "\n".join([*lines, *(f"- {caution}" for caution in made.cautions)])
-
-
-def _tables(made: "Report") -> "list[Table]":
-    from preheat.replay import report
-
-    tables = list(made.headroom)
-    if made.saved is not None and made.latency is not None:
-        by_name = {arm.name: arm for arm in made.latency.arms}
-        levers = [*made.saved.levers, *([made.saved.together] if made.saved.together else ())]
-        rows: list[tuple[str | float | int | None, ...]] = []
-        for name, saved in [(made.saved.baseline, None), *((one.name, one) for one in levers)]:
-            ttft = by_name[name].ttft or report.Waits()
-            share = saved.saved_share if saved else None
-            gpu_s = saved.saved_gpu_s if saved else None
-            rows.append(
-                (
-                    name,
-                    gpu_s,
-                    share,
-                    ttft.mean_s,
-                    ttft.p95_s,
-                    ttft.p99_s,
-                    by_name[name].goodput_share,
-                )
-            )
-        target = f"within {made.latency.slo_ttft_s:g} s"
-        tables.append(
-            report.Table(
-                title="Levers, each alone and all together",
-                columns=(
-                    "lever",
-                    "saved GPU-s",
-                    "of prefill",
-                    "TTFT mean s",
-                    "p95 s",
-                    "p99 s",
-                    target,
-                ),
-                rows=tuple(rows),
-            )
-        )
-    if made.balance is not None:
-        tables.append(
-            report.Table(
-                title="Routing",
-                columns=("rule", "of no-cache prefill", "token hits", "TTFT mean s", "p99 s"),
-                rows=tuple(
-                    (
-                        one.name,
-                        one.prefill_share,
-                        one.hit_token_ratio,
-                        one.ttft_mean_s,
-                        one.ttft_p99_s,
-                    )
-                    for one in made.balance.rules
-                ),
-            )
-        )
-    if made.capacity is not None:
-        curves = made.capacity.curves
-        sizes = curves[0].capacity_tokens
-        tables.append(
-            report.Table(
-                title="Token hit ratio of one memory for all, by its size in tokens",
-                columns=("order", *(f"{size / 1e6:.3g} M" for size in sizes), "gap closed"),
-                rows=tuple(
-                    (one.policy, *one.hit_token_ratio, one.gap_closed_share) for one in curves
-                ),
-            )
-        )
-    return tables
 
 
 def _known(what: str, names: Iterable[str], known: Iterable[str]) -> None:

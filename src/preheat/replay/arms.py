@@ -9,13 +9,17 @@ from preheat.core.spread import Spread
 from preheat.replay import report
 from preheat.replay.headroom.events import OURS, Study, events, ladder
 from preheat.replay.measures import Measures
+from preheat.replay.verdict import SCHEDULE_SHARE, net
 from preheat.replay.whatif import Setup, fleet_spec
 from preheat.traces.arrival import Trace
 
 RULES: Final = ("round_robin", "least_loaded", "session", "smg", "cost", "preheat")
 """Routing rules that every report compares."""
+SAYS_SAMPLING: Final = ("preheat", "openai")
+"""Formats of traces that say which requests are greedy."""
 EVENT_AT: Final = 0.6
 """Of the trace's span: when a worker restarts."""
+_NEAR_SHARE: Final = 0.01
 _EVENT_ARMS: Final[Mapping[str, report.Role]] = {
     "kept": "bound",
     "nothing": "baseline",
@@ -44,12 +48,39 @@ def saved_section(
 
 
 def _lever(name: str, prefill_s: float, base_s: float, rate: report.Rate | None) -> report.Lever:
-    saved_s = base_s - prefill_s
+    saved_s = net(base_s, prefill_s)
+    is_noise = -SCHEDULE_SHARE * base_s < saved_s < 0
     return report.Lever(
         name=name,
+        note="≈ 0: the same work in another schedule" if is_noise else "",
         saved_gpu_s=saved_s,
         saved_share=saved_s / max(1e-9, base_s),
         saved_money=rate.money(saved_s) if rate else None,
+    )
+
+
+def answers_section(found: Measures, trace: Trace) -> report.Answers:
+    """What the response cache answered in its own run, and what the trace lets one conclude."""
+    keyed = [one for one in trace.arrivals if one.key >= 0]
+    has_lengths = any(one.output_tokens > 0 for one in trace.arrivals)
+    notes = []
+    if all(one.sampled for one in keyed):
+        notes.append(
+            "No request of this trace is greedy (temperature 0), and only greedy ones are answered "
+            "from the store: so it saves nothing here."
+        )
+    elif trace.format not in SAYS_SAMPLING and not any(one.sampled for one in keyed):
+        notes.append(
+            "The trace doesn't say temperatures: repeats are counted as if all were greedy, the best case."
+        )
+    if found.stored + found.joined:
+        notes.append("Decoding that was saved is not in the GPU-seconds: they are of prefill only.")
+    return report.Answers(
+        requests=found.requests,
+        stored_requests=found.stored,
+        joined_requests=found.joined,
+        spared_output_tokens=found.spared_tokens if has_lengths else None,
+        notes=tuple(notes),
     )
 
 
@@ -74,23 +105,46 @@ def latency_section(
     )
 
 
-def balance_section(runs: Mapping[str, Measures], ours: str) -> report.Balance:
-    """Routing rules side by side, everything else the same."""
+def balance_section(runs: Mapping[str, Measures], ours: str, trace: Trace) -> report.Balance:
+    """Routing rules side by side, everything else the same; of prefixes only where the trace has
+    blocks, of waits only where it has times."""
     roles: dict[str, report.Role] = {"round_robin": "baseline", ours: "ours"}
+    has_prompts, has_times = trace.block_tokens > 0, trace.times != "order"
+    measured = {
+        name: found.prefill_s if has_prompts else found.ttft.mean for name, found in runs.items()
+    }
     return report.Balance(
         rules=tuple(
             report.RoutingRule(
                 name=name,
                 role=roles.get(name, "other"),
-                prefill_share=found.prefill_share,
-                hit_token_ratio=found.hit_token_ratio,
+                prefill_share=found.prefill_share if has_prompts else None,
+                hit_token_ratio=found.hit_token_ratio if has_prompts else None,
                 work_max_mean_ratio=found.work_max_mean_ratio,
-                ttft_mean_s=found.ttft.mean,
-                ttft_p99_s=found.ttft.p99,
+                ttft_mean_s=found.ttft.mean if has_times else None,
+                ttft_p99_s=found.ttft.p99 if has_times else None,
             )
             for name, found in runs.items()
-        )
+        ),
+        notes=_plain_rules(measured, "prefill" if has_prompts else "mean wait")
+        if has_prompts or has_times
+        else (),
     )
+
+
+def _plain_rules(costs: Mapping[str, float | None], what: str) -> tuple[str, ...]:
+    """Whether it takes a clever rule at all: what each rule costs, by name."""
+    known = {name: cost for name, cost in costs.items() if cost is not None}
+    plain, worst = known.get("least_loaded"), known.get("round_robin")
+    if plain is None or worst is None:
+        return ()
+    most = (1 + _NEAR_SHARE) * min(known.values())
+    if plain > most or worst <= most:
+        return ()
+    others = [cost for name, cost in known.items() if name != "round_robin"]
+    if all(cost <= most for cost in others):
+        return (f"Any rule but round robin gets this {what}, to 1%.",)
+    return (f"least_loaded, a plain rule, gets the best {what}, too, to 1%.",)
 
 
 Curve = Sequence[tuple[float, float, float]]
@@ -137,7 +191,7 @@ def ablation_section(
         measure="prefill saved beyond all the others, of the baseline's",
         unit="share",
         mechanisms=tuple(
-            report.Mechanism(name=name, added=(without_s - together_s) / max(1e-9, base_s))
+            report.Mechanism(name=name, added=net(without_s, together_s) / max(1e-9, base_s))
             for name, without_s in runs.items()
         ),
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import fsum
+from typing import Final
 
 import msgspec
 
@@ -9,13 +10,17 @@ from preheat.core.spread import Spread, spread_of
 from preheat.replay.fleet import Run
 from preheat.replay.worker import Job
 
+_WITHOUT_ENGINE: Final = ("exact", "join")  # of `runner.layer_of`
+
 
 class Measures(msgspec.Struct, frozen=True):
     """One run. Seconds are GPU-seconds of prefill but for TTFTs. `prefill_share`: of what it
     would be without any cache (`no_cache_s`). `hit_token_ratio`: prompt tokens found, in memory or in
     a tier, of all that came to a worker. `work_max_mean_ratio`: the
     busiest worker's prefill by the mean one's. `goodput_per_s`: requests a second whose first
-    token came within the target."""
+    token came within the target. `span_s`: between the first arrival and the last. `stored` and
+    `joined`: requests that a stored answer, or another's flight, answered, and `spared_tokens` what
+    they would have had generated."""
 
     requests: int
     refused: int
@@ -30,17 +35,23 @@ class Measures(msgspec.Struct, frozen=True):
     service_ttft: Spread
     goodput_per_s: float
     goodput_share: float
+    span_s: float
+    stored: int
+    joined: int
+    spared_tokens: int
 
 
 def measures_of(
     made: Run,
     workers: int,
     *,
+    layers: Sequence[str] = (),
     slo_ttft_s: float = 2.0,
     start: float = 0.0,
     end: float = float("inf"),
 ) -> Measures:
-    """Of the requests that came between `start` and `end`."""
+    """Of the requests that came between `start` and `end`. `layers`: what answered each of all, where
+    there was a response cache."""
     chosen = [job for job in made.jobs if start <= job.arrived_at < end]
     done = [job for job in chosen if job.first_at is not None]
     placed = [job for job in done if job.worker >= 0]  # the others had a stored answer
@@ -52,6 +63,7 @@ def measures_of(
     asked = sum(job.input_tokens for job in placed)
     waits = ttfts(done)
     good = sum(wait <= slo_ttft_s for wait in waits)
+    spared = [job for job in done if layers and layers[job.number] in _WITHOUT_ENGINE]
     last = min(end, max((job.arrived_at for job in chosen), default=start))
     first = min((job.arrived_at for job in chosen), default=start)
     span_s = max(1e-9, last - first)
@@ -69,6 +81,10 @@ def measures_of(
         service_ttft=spread_of([job.load_s + job.computed_s for job in placed]),
         goodput_per_s=good / span_s,
         goodput_share=good / max(1, len(chosen)),
+        span_s=last - first,
+        stored=sum(layers[job.number] == "exact" for job in spared),
+        joined=sum(layers[job.number] == "join" for job in spared),
+        spared_tokens=sum(job.output_tokens for job in spared),
     )
 
 

@@ -1,6 +1,6 @@
 """A trace becomes a report: which levers would have saved what."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,12 +12,13 @@ from preheat.errors import ConfigError
 from preheat.replay import arms, report, sections
 from preheat.replay.measures import Measures, measures_of
 from preheat.replay.side_by_side import each
-from preheat.replay.verdict import summary_of
+from preheat.replay.verdict import Fleet, summary_of, without_prompts
 from preheat.replay.whatif import Setup, try_out
 from preheat.traces.arrival import Trace
 
 BASELINE = "round robin, no response cache"
 TOGETHER = "all together"
+ROUTING, TIER, ANSWERS = "routing", "tier read on demand", "response cache"
 Progress = Callable[[str], None]
 
 
@@ -48,8 +49,8 @@ def replay(trace: Trace, asked: Questions, progress: Progress) -> report.Report:
         preheat_version=__version__,
         rate=asked.rate,
         trace=sections.trace_section(trace),
-        settings=_settings(asked),
-        cautions=tuple(_cautions(trace)),
+        settings=_settings(trace, asked),
+        cautions=tuple(_cautions(trace, has_lengths=has_lengths)),
     )
     if trace.block_tokens or has_lengths:
         made = _with_fleet(trace, asked, made, progress)
@@ -71,44 +72,81 @@ def _with_fleet(
     tasks: dict[Hashable, Callable[[], Any]] = {
         one: partial(_measured, trace, one, asked.slo_ttft_s) for one in sorted(distinct, key=repr)
     }
+    around: dict[str, Callable[[], arms.Curve]] = {}
+    cells: dict[tuple[str, int], Callable[[], float]] = {}
     if trace.block_tokens:
-        routed = msgspec.structs.replace(asked.setup, routing=asked.ours)
-        around = arms.event_tasks(trace, routed)
+        if trace.times != "order":
+            routed = msgspec.structs.replace(asked.setup, routing=asked.ours)
+            around = arms.event_tasks(trace, routed)
         tasks.update(around.items())
         cells = sections.capacity_tasks(trace, asked.setup.service, asked.policies)
         tasks.update(cells.items())
     found = each(tasks, progress)
     runs = {name: found[one] for name, one in setups.items()}
+    made = msgspec.structs.replace(made, cautions=(*_refused(runs[BASELINE]), *made.cautions))
+    made = _with_savings(trace, asked, made, runs, list(levers))
+    changes: dict[str, object] = {
+        "balance": arms.balance_section(
+            {name: found[one] for name, one in routings.items()}, asked.ours, trace
+        )
+    }
+    if around:
+        changes["events"] = (arms.event_section({name: found[name] for name in around}),)
+    if cells:
+        ratios = {name: found[name] for name in cells}
+        changes["capacity"] = sections.capacity_section(trace, ratios)
+    return msgspec.structs.replace(made, **changes)
+
+
+def _with_savings(
+    trace: Trace,
+    asked: Questions,
+    made: report.Report,
+    runs: Mapping[str, Measures],
+    levers: Sequence[str],
+) -> report.Report:
+    """Sums and waits of the levers. A trace that shows no repeats has waits only; one whose times
+    are an order has none."""
     base = runs[BASELINE]
     shown = {name: runs[name] for name in (BASELINE, *levers, TOGETHER)}
+    latency = (
+        arms.latency_section(shown, BASELINE, TOGETHER, asked.slo_ttft_s)
+        if trace.times != "order"
+        else None
+    )
+    if not trace.block_tokens and ANSWERS not in levers:
+        summary = without_prompts(latency, BASELINE)
+        return msgspec.structs.replace(made, summary=summary, latency=latency)
     saved = arms.saved_section(shown, TOGETHER, BASELINE, asked.rate)
     without = {name: runs[f"all but {name}"].prefill_s for name in levers}
-    changes: dict[str, object] = {
-        "cautions": (*_refused(base), *made.cautions),
-        "saved": saved,
-        "summary": summary_of(saved, asked.rate),
-        "latency": arms.latency_section(shown, BASELINE, TOGETHER, asked.slo_ttft_s),
-        "balance": arms.balance_section(
-            {name: found[one] for name, one in routings.items()}, asked.ours
+    return msgspec.structs.replace(
+        made,
+        saved=saved,
+        summary=summary_of(
+            saved,
+            asked.rate,
+            _notes(trace),
+            fleet=Fleet(asked.setup.workers, base.span_s) if trace.times != "order" else None,
+            latency=latency,
         ),
-        "ablation": arms.ablation_section(without, runs[TOGETHER].prefill_s, saved.baseline_gpu_s),
-    }
-    if trace.block_tokens:
-        curves = {name: found[name] for name in around}
-        changes["events"] = (arms.event_section(curves),)
-        changes["capacity"] = sections.capacity_section(
-            trace, {name: found[name] for name in cells}
-        )
-    return msgspec.structs.replace(made, **changes)
+        answers=arms.answers_section(runs[ANSWERS], trace) if ANSWERS in levers else None,
+        latency=latency,
+        ablation=arms.ablation_section(without, runs[TOGETHER].prefill_s, saved.baseline_gpu_s),
+    )
+
+
+def _notes(trace: Trace) -> tuple[str, ...]:
+    is_short = trace.block_tokens and sections.distinct_blocks(trace) < sections.FEWEST_BLOCKS
+    return (sections.repeats_note(trace),) if is_short else ()
 
 
 def _levers(trace: Trace, asked: Questions) -> dict[str, dict[str, object]]:
     """What each of them changes in the setup."""
-    levers: dict[str, dict[str, object]] = {"routing": {"routing": asked.ours}}
+    levers: dict[str, dict[str, object]] = {ROUTING: {"routing": asked.ours}}
     if trace.block_tokens and asked.tier_tokens:
-        levers["tier read on demand"] = {"tier_tokens": asked.tier_tokens}
+        levers[TIER] = {"tier_tokens": asked.tier_tokens}
     if asked.exact_ttl_s and any(one.key >= 0 for one in trace.arrivals):
-        levers["response cache"] = {"exact_ttl_s": asked.exact_ttl_s}
+        levers[ANSWERS] = {"exact_ttl_s": asked.exact_ttl_s}
     return levers
 
 
@@ -124,15 +162,17 @@ def _setups(asked: Questions, levers: dict[str, dict[str, object]]) -> dict[str,
 
 
 def _measured(trace: Trace, setup: Setup, slo_ttft_s: float) -> Measures:
-    return measures_of(try_out(trace, setup).run, setup.workers, slo_ttft_s=slo_ttft_s)
+    tried = try_out(trace, setup)
+    return measures_of(tried.run, setup.workers, layers=tried.layers, slo_ttft_s=slo_ttft_s)
 
 
-def _settings(asked: Questions) -> report.Settings:
-    setup = asked.setup
+def _settings(trace: Trace, asked: Questions) -> report.Settings:
+    setup, levers = asked.setup, _levers(trace, asked)
     return report.Settings(
         workers=setup.workers,
         hbm_tokens=setup.worker_tokens,
-        dram_tokens=asked.tier_tokens,
+        dram_tokens=asked.tier_tokens if TIER in levers else 0,
+        answers_ttl_s=asked.exact_ttl_s if ANSWERS in levers else None,
         service=msgspec.structs.asdict(setup.service),
         command=asked.command,
         rules=(
@@ -143,16 +183,23 @@ def _settings(asked: Questions) -> report.Settings:
     )
 
 
-def _cautions(trace: Trace) -> Iterable[str]:
+def _cautions(trace: Trace, *, has_lengths: bool) -> Iterable[str]:
+    if not trace.block_tokens and not has_lengths:
+        return  # keys alone: their hit ratios need neither times nor engines
     if trace.times != "measured":
         yield (
             "The times are an order only: nothing about waiting can be concluded."
             if trace.times == "order"
             else "The times follow a rule, not a clock: read waits as ratios between arms."
         )
-    if not trace.block_tokens:
+    if trace.block_tokens:
+        yield (
+            "Routing by prefix isn't in Preheat's gateway yet, and a tier needs an engine that has one: "
+            "both are what could be had, the response cache is what the gateway does today."
+        )
+    else:
         yield "The trace has no blocks of prompts: nothing about prefixes can be concluded."
-    yield ("The service model is given, not measured on your engine: compare arms, not clocks.")
+    yield "The service model is given, not measured on your engine: compare arms, not clocks."
 
 
 def _refused(base: Measures) -> Iterable[str]:

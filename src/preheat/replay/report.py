@@ -57,6 +57,8 @@ class Settings(Section, frozen=True, kw_only=True):
     hbm_tokens: int | None = None
     dram_tokens: int = 0
     ssd_tokens: int = 0
+    answers_ttl_s: float | None = None
+    """How long the response cache keeps answers."""
     service: dict[str, float] = {}
     """The service model's coefficients by name, in seconds."""
     seed: int | None = None
@@ -75,11 +77,13 @@ class Summary(Section, frozen=True, kw_only=True):
     is_small: bool = False
     baseline: str
     """Against what it was saved."""
-    saved_gpu_s: float
-    """Below zero it is a loss."""
-    saved_share: float
+    saved_gpu_s: float | None = None
+    """Below zero it is a loss; None where the trace can't tell."""
+    saved_share: float | None = None
     """Of the baseline's GPU-seconds of prefill."""
     saved_money: float | None = None
+    fleet_share: float | None = None
+    """The same seconds, of the time of all GPUs (workers by span)."""
     best_lever: str = ""
 
 
@@ -136,6 +140,20 @@ class Saved(Section, frozen=True, kw_only=True):
     """One endless cache for all: no prefix computed twice."""
 
 
+class Answers(Section, frozen=True, kw_only=True):
+    """What the response cache, alone, answered without an engine."""
+
+    requests: int
+    """That came, in all."""
+    stored_requests: int
+    """Answered by a stored answer."""
+    joined_requests: int
+    """Answered by the flight of an equal request."""
+    spared_output_tokens: int | None = None
+    """Not generated again; None where the trace doesn't say lengths of answers."""
+    notes: tuple[str, ...] = ()
+
+
 class Waits(Section, frozen=True, kw_only=True):
     """How long requests waited for their first token."""
 
@@ -152,7 +170,7 @@ class Arm(Section, frozen=True, kw_only=True):
     role: Role = "other"
     ttft: Waits | None = None
     service_ttft: Waits | None = None
-    """Without the queue: a request's own prefill and loading only."""
+    """Without the queue: a request's own prefill and loading only. Stored answers are left out."""
     goodput_per_s: float | None = None
     goodput_share: float | None = None
 
@@ -272,6 +290,7 @@ class Report(Section, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA)
     summary: Summary | None = None
     capacity: Capacity | None = None
     saved: Saved | None = None
+    answers: Answers | None = None
     latency: Latency | None = None
     balance: Balance | None = None
     price: Price | None = None

@@ -1,7 +1,9 @@
 """A report's sections on the trace itself, and on one memory: hits by size, the price of room."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from preheat.core import eviction
@@ -13,11 +15,13 @@ from preheat.replay.granularity import full_paths
 from preheat.replay.keys import hits
 from preheat.replay.orders import Clairvoyant
 from preheat.replay.pool import serve
-from preheat.replay.verdict import gap_closed
+from preheat.replay.verdict import gap_closed, rough_tokens
 from preheat.traces.arrival import Trace
 
 Progress = Callable[[str], None]
 
+FEWEST_BLOCKS: Final = 100
+"""Distinct ones: below, a percent of them is no block, and curves say nothing."""
 SHARES: Final = (0.01, 0.02, 0.05, 0.10, 0.25)
 """Of the distinct blocks, or keys: the capacities that curves are drawn at."""
 _RENEW_REQUESTS: Final = 4
@@ -37,7 +41,7 @@ def trace_section(trace: Trace) -> report.Trace:
     ones = trace.arrivals
     sessions = {one.session for one in ones if one.session}
     return report.Trace(
-        name=trace.name,
+        name=Path(trace.name).name,
         format=trace.format,
         requests=len(ones),
         sessions=len(sessions) or None,
@@ -53,15 +57,31 @@ def trace_section(trace: Trace) -> report.Trace:
 def capacity_tasks(
     trace: Trace, service: ServiceModel, policies: Iterable[str]
 ) -> dict[tuple[str, int], Callable[[], float]]:
-    """Simulations of one memory for all: the token hit ratio of each order at each capacity."""
-    paths = full_paths(trace)
-    distinct = len({block for path in paths for block in path})
+    """Simulations of one memory for all: the token hit ratio of each order at each capacity. None
+    where the trace has too few blocks."""
+    distinct = distinct_blocks(trace)
+    if distinct < FEWEST_BLOCKS:
+        return {}
     tasks: dict[tuple[str, int], Callable[[], float]] = {}
     for blocks in sorted({max(1, round(share * distinct)) for share in SHARES}):
         for name in ("lru", "belady", *policies):
             tasks[name, blocks] = partial(_hit_ratio, trace, service, name, blocks)
     tasks["infinite", distinct] = partial(_hit_ratio, trace, service, "lru", distinct)
     return tasks
+
+
+def distinct_blocks(trace: Trace) -> int:
+    """How many full blocks the trace's prompts have."""
+    return len({block for path in full_paths(trace) for block in path})
+
+
+def repeats_note(trace: Trace) -> str:
+    """What stands for curves where there are too few blocks."""
+    seen = Counter(block for path in full_paths(trace) for block in path)
+    room = sum(times > 1 for times in seen.values()) * trace.block_tokens
+    if not room:
+        return "No full block of a prompt comes twice."
+    return f"Everything that repeats fits in {rough_tokens(room)} tokens of memory: no hit curves."
 
 
 def capacity_section(trace: Trace, ratios: Mapping[tuple[str, int], float]) -> report.Capacity:

@@ -123,6 +123,7 @@ def test_a_bad_line_is_fatal_by_choice(name: str, number: int, tmp_path: Path) -
     with pytest.raises(TraceError) as caught:
         read([path], format=name, on_bad="fail")
     assert str(caught.value).startswith(f"{path}:{place + 1}: ")
+    assert str(caught.value).endswith("can be skipped instead (--on-bad skip)")
     assert SECRET not in str(caught.value)
 
 
@@ -215,7 +216,11 @@ def test_an_unknown_format_is_told_with_those_that_are_known(tmp_path: Path) -> 
     said = str(caught.value)
     assert str(path) in said
     assert all(name in said for name in FORMATS)
-    assert "name it" in said
+    assert "--format openai" in said
+    example = said[said.index('{"timestamp"') : said.index(". If it is")]
+    log = tmp_path / "log.jsonl"
+    log.write_text(example.replace("…", '{"role": "user", "content": "x"}', 1).replace("…", ""))
+    assert read([log]).format == "openai"
     with pytest.raises(TraceError, match="no trace format is called 'excel'; known: adaptsize"):
         read([path], format="excel")
 
@@ -241,8 +246,41 @@ def test_a_binary_file_is_not_guessed_at(tmp_path: Path) -> None:
 
 def test_formats_are_not_mixed(tmp_path: Path) -> None:
     paths = [put(tmp_path, EXAMPLES[name]) for name in ("mooncake", "azure")]
-    with pytest.raises(TraceError, match=r"mixed formats: mooncake \(.*\) and azure \(.*\)"):
+    with pytest.raises(TraceError, match=r"mixed formats: mooncake \(.*\) and azure \(.*\)") as one:
         read(paths)
+    assert "one by one" not in str(one.value)
+    with pytest.raises(TraceError, match=r"mixed formats: .* has 2 files; .* named one by one"):
+        read(tmp_path)
+
+
+def test_a_foreign_file_in_a_folder_is_told_with_what_is_beside_it(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_bytes(EXAMPLES["azure"].data)
+    (tmp_path / "notes.txt").write_text("bread, milk\n")
+    with pytest.raises(TraceError) as caught:
+        read(tmp_path)
+    assert f"{tmp_path / 'notes.txt'}: no known format ({tmp_path} has 3 files;" in str(
+        caught.value
+    )
+    assert len(read([tmp_path / "a.csv", tmp_path / "b.csv"]).arrivals) == 48
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zst"])
+@pytest.mark.parametrize("begins", [True, False])
+def test_rubbish_that_is_named_as_packed_is_told_not_to_be_unpacked(
+    suffix: str, begins: bool, tmp_path: Path
+) -> None:
+    if suffix == ".zst":
+        pytest.importorskip("pyarrow")
+    magics = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\0", ".bz2": b"BZh", ".zst": b"\x28\xb5\x2f\xfd"}
+    path = tmp_path / f"log{suffix}"
+    path.write_bytes(begins * magics[suffix] + b"rubbish " * 40)
+    with pytest.raises(TraceError, match="it can't be unpacked: it is damaged, or not what"):
+        read(path)
+
+
+def test_a_log_that_was_unpacked_and_kept_its_name_is_read(tmp_path: Path) -> None:
+    assert len(read(put(tmp_path, EXAMPLES["openai"], suffix=".gz")).arrivals) == 24
 
 
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:

@@ -258,6 +258,45 @@ def test_rates_that_give_too_many_are_refused_before_they_are_drawn(tmp_path: Pa
     )
     with pytest.raises(TraceError, match="fewer days or clients"):
         read([path])
+    many = [f"0,{client},1000,1,Gamma,1" for client in range(20)]
+    path.write_text("\n".join(["t_s,client,rate_rps,cv,pattern,arg1", *many]))
+    drawn: list[int] = []
+    with pytest.raises(TraceError, match="these rates give 12,000,000 requests"):
+        read([path], progress=lambda file, count: None if file else drawn.append(count))
+    assert drawn == []
+
+
+def test_lengths_without_rates_are_told_to_need_them(tmp_path: Path) -> None:
+    ends = [f"{end}_p{share}" for end in ("in", "out") for share in (10, 25, 50, 75, 90, 95, 99)]
+    header = ",".join(("t_s", "client", *ends))
+    path = saved(tmp_path, "m.tokens.csv", f"{header}\n0,0{',5' * 14}\n".encode())
+    with pytest.raises(TraceError, match=r"m: lengths only, .* give the rate file, too"):
+        read([path])
+
+
+def test_how_many_requests_were_drawn_is_told_as_they_are(tmp_path: Path) -> None:
+    rates = saved(
+        tmp_path, "m.rate.csv", b"t_s,client,rate_rps,cv,pattern,arg1\n0,0,50,1,Gamma,1\n"
+    )
+    days = saved(tmp_path, "days.csv", b"day,requests,total_tokens\n0,30000,600000\n")
+    sessions = saved(tmp_path, "sessions.jsonl", *(weka(number) for number in range(9)))
+    drawn = Rules(sessions="drawn", open_sessions=9)
+    for path, rules in ((rates, Rules()), (days, Rules()), (sessions, drawn)):
+        told: list[tuple[str, int]] = []
+        trace = read([path], rules=rules, progress=lambda *what, told=told: told.append(what))
+        counts = [count for file, count in told if not file]
+        assert len(counts) == len(trace.arrivals) // 4_096 > 1
+        assert counts == sorted(counts)
+        assert counts[-1] <= len(trace.arrivals)
+
+
+def test_a_trace_with_its_own_times_draws_no_sessions_and_says_so(tmp_path: Path) -> None:
+    drawn = Rules(sessions="drawn")
+    plain = saved(tmp_path, "trace.jsonl", *(mooncake(number) for number in range(9)))
+    assert any("No session is drawn" in rule for rule in read(plain, rules=drawn).rules)
+    assert not any("No session is drawn" in rule for rule in read(plain).rules)
+    sessions = saved(tmp_path, "sessions.jsonl", *(weka(number) for number in range(9)))
+    assert not any("No session is drawn" in rule for rule in read(sessions, rules=drawn).rules)
 
 
 def test_burstgpts_minutes_keep_their_tokens(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preheat.cli.numbers import positive
+from preheat.cli.progress import Line
 from preheat.errors import TraceError
 
 if TYPE_CHECKING:
@@ -41,10 +42,27 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_trace(options: argparse.Namespace) -> "Trace":
-    """The trace that the options name; bad lines are told on standard error."""
-    from preheat.traces.reading import read
+    """The trace that the options name; how far it is, and bad lines, are told on standard error."""
+    from preheat.traces.reading import OWN_TIMES_RULE, read
 
-    trace = read(options.trace, format=options.format, rules=_rules(options), on_bad=options.on_bad)
+    rules = _rules(options)
+    line = Line()
+
+    def told(path: str, count: int) -> None:
+        line.tell(f"reading {path}: {count:,} lines" if path else f"{count:,} requests drawn")
+
+    try:
+        trace = read(
+            options.trace,
+            format=options.format,
+            rules=rules,
+            on_bad=options.on_bad,
+            progress=told,
+        )
+    finally:
+        line.end()
+    if options.open_sessions is not None and OWN_TIMES_RULE in trace.rules:
+        print("--open-sessions draws nothing here: the trace has its own times", file=sys.stderr)
     for bad in trace.bad[:_SHOWN]:
         print(f"skipped {bad.path}:{bad.line}: {bad.why}", file=sys.stderr)
     if trace.skipped > _SHOWN:

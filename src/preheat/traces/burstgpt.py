@@ -118,6 +118,7 @@ def _arrivals(slots: Iterator[tuple[float, float]], reading: Reading) -> list[Ar
         )
         if len(arrivals) > rules.most_requests:
             too_many(len(arrivals), rules)
+        reading.drawn(1)
     reading.tell(f"Of a request's tokens {rules.input_share:.0%} are input.")
     return arrivals
 

@@ -32,6 +32,7 @@ class Session(msgspec.Struct, frozen=True):
 
 def placed(sessions: Sequence[Session], reading: Reading) -> list[Arrival]:
     """All arrivals of the sessions, begun by the rule that `Rules.sessions` names, in order."""
+    reading.has_sessions = True
     if not sessions:
         return []
     arrivals = (
@@ -76,8 +77,10 @@ def _drawn(sessions: Sequence[Session], reading: Reading) -> list[Arrival]:
     draws = 0
     at = chance.expovariate(rate)
     while at < end_s:
-        arrivals += chance.choice(templates).draw(at, end_s, draws, numbers)
+        drawn = chance.choice(templates).draw(at, end_s, draws, numbers)
+        arrivals += drawn
         draws += 1
+        reading.drawn(len(drawn))
         at += chance.expovariate(rate)
     reading.tell(
         f"{draws} sessions are drawn from {len(sessions)}, evenly and with replacement, beginning as "

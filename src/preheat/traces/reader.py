@@ -14,7 +14,8 @@ from preheat.traces.rules import Rules
 from preheat.traces.source import DAMAGE, LINE_BYTES, Head, Source
 
 Progress = Callable[[str, int], None]
-"""Told now and then which file is read, and how many of its lines or records have been."""
+"""Told now and then which file is read, and how many of its lines or records have been; with no
+file, how many requests have been drawn."""
 
 UNSORTED_RULE: Final = "What wasn't in order of time was sorted; equal times keep the files' order."
 
@@ -26,7 +27,8 @@ Count = Annotated[int, Meta(ge=0, le=MOST)]
 Amount = Annotated[float, Meta(ge=0, le=MOST)]
 
 _MOST_BAD_KEPT: Final = 100
-_LINES_A_STEP: Final = 4_096
+_LINES_A_STEP: Final = 256
+_DRAWN_A_STEP: Final = 4_096
 _BOM: Final = b"\xef\xbb\xbf"
 
 Record_co = TypeVar("Record_co", covariant=True)
@@ -69,8 +71,10 @@ class Reading:
         self.told: list[str] = []
         self.bad: list[BadLine] = []
         self.skipped = 0
+        self.has_sessions = False
         self._is_fatal = on_bad == "fail"
         self._progress = progress
+        self._drawn = 0
 
     def tell(self, rule: str) -> None:
         """A rule that was used, as a sentence; the same one once."""
@@ -80,7 +84,9 @@ class Reading:
     def refuse(self, source: Source, line: int, why: str) -> None:
         """A line (from 1) that can't be read. Raises TraceError where that is fatal."""
         if self._is_fatal:
-            raise TraceError(f"{source.name}:{line}: {why}; bad lines can be skipped instead")
+            raise TraceError(
+                f"{source.name}:{line}: {why}; bad lines can be skipped instead (--on-bad skip)"
+            )
         self.skipped += 1
         if len(self.bad) < _MOST_BAD_KEPT:
             self.bad.append(BadLine(source.name, line, why))
@@ -89,6 +95,13 @@ class Reading:
         """So much of a file has been read."""
         if self._progress is not None:
             self._progress(source.name, count)
+
+    def drawn(self, count: int) -> None:
+        """So many more requests have been made up."""
+        step = self._drawn // _DRAWN_A_STEP
+        self._drawn += count
+        if self._progress is not None and self._drawn // _DRAWN_A_STEP > step:
+            self._progress("", self._drawn)
 
     def lines(self, source: Source) -> Iterator[tuple[int, bytes]]:
         """Lines that aren't blank, with their numbers, up to where the file is damaged."""
@@ -183,7 +196,8 @@ def too_many(count: int, rules: Rules) -> NoReturn:
     """Raises TraceError: rates would give too many requests."""
     raise TraceError(
         f"these rates give {count:,} requests and more, above most_requests "
-        f"({rules.most_requests:,}): take fewer days or clients, or a rate_scale below 1"
+        f"({rules.most_requests:,}): take fewer days or clients, or a rate_scale below 1 "
+        "(--rule days=1 --rule rate_scale=0.01)"
     )
 
 

@@ -24,6 +24,13 @@ from preheat.traces.source import Source
 _BESIDE: Final = (".md", ".rst", ".part", ".damaged")
 """Endings of files that lie beside traces in a folder, or aren't whole yet."""
 
+_EXAMPLE: Final = (
+    '{"timestamp": "2026-01-02T03:04:05Z", "request": {"model": "m", "messages": […]}, '
+    '"response": {"usage": {…}}}'
+)
+OWN_TIMES_RULE: Final = (
+    "No session is drawn (`sessions`, `open_sessions`): this trace has its own times."
+)
 _NOTHING_SPECIAL: Final = Rules()
 
 
@@ -45,6 +52,8 @@ def read(
     sources = _found([paths] if isinstance(paths, str | Path) else paths)
     name = _format_of(sources, format)
     draft = _format(name).read(sources, reading)
+    if rules.sessions == "drawn" and not reading.has_sessions:
+        reading.tell(OWN_TIMES_RULE)
     if not len(draft.arrivals):
         why = (
             f"; first of {reading.skipped} bad lines: {_first_bad(reading)}" if reading.bad else ""
@@ -121,21 +130,38 @@ def _format_of(sources: Sequence[Source], format: str | None) -> str:
     found: dict[str, Source] = {}
     for source in sources:
         name = _recognised(source)
+        if name is None and source.head.is_broken:
+            why = "it can't be unpacked: it is damaged, or not what its name says"
+            raise TraceError(f"{source.path}: {why}{_beside(source, sources)}")
         if name is None:
             raise TraceError(
-                f"{source.path}: {_why_unknown(source)}; known: {_known()}. "
-                "If it is one of them, name it: format=…"
+                f"{source.path}: {_why_unknown(source)}{_beside(source, sources)}. "
+                f"A log of your own has a request a line: {_EXAMPLE}. If it is of a known format, "
+                f"name it: --format openai (or {_known('openai')})"
             )
         found.setdefault(name, source)
     if len(found) > 1:
         which = " and ".join(f"{name} ({source.path})" for name, source in found.items())
-        raise TraceError(f"mixed formats: {which}; read one format at a time")
+        odd = list(found.values())[-1]
+        raise TraceError(
+            f"mixed formats: {which}; read one format at a time{_beside(odd, sources)}"
+        )
     return next(iter(found))
 
 
 def _recognised(source: Source) -> str | None:
     head = source.head
     return next((name for name in FORMATS if _format(name).recognises(head)), None)
+
+
+def _beside(source: Source, sources: Sequence[Source]) -> str:
+    """What to do where only some files of a folder are the trace."""
+    if source.folder is None:
+        return ""
+    files = sum(one.folder == source.folder for one in sources)
+    if files == 1:
+        return ""
+    return f" ({source.folder} has {files} files; those that are wanted can be named one by one)"
 
 
 def _why_unknown(source: Source) -> str:
@@ -156,8 +182,8 @@ def _format(name: str) -> Format:
     return found
 
 
-def _known() -> str:
-    return ", ".join(sorted(FORMATS))
+def _known(but: str = "") -> str:
+    return ", ".join(sorted(name for name in FORMATS if name != but))
 
 
 def _together(sources: Sequence[Source]) -> str:

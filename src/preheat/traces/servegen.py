@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from preheat.errors import TraceError
 from preheat.traces.arrival import UNKNOWN, Arrival
 from preheat.traces.reader import MOST, Draft, Format, Reading, too_many
 from preheat.traces.rules import Rules
@@ -85,15 +86,29 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
         for _, row in reading.rows(source, kind):
             table[row.client].append(row)
     rules = reading.rules
+    _check(models, rules)
     arrivals: list[Arrival] = []
     for name, model in sorted(models.items()):
         for client in rules.clients or sorted(model.rates):
             windows = _wanted(model.rates.get(client, []), rules)
-            arrivals += _drawn(name, client, windows, model, rules)
+            arrivals += _drawn(name, client, windows, model, reading)
             if len(arrivals) > rules.most_requests:
                 too_many(len(arrivals), rules)
     _tell(models, reading)
     return Draft(arrivals=arrivals, times="rule")
+
+
+def _check(models: dict[str, _Model], rules: Rules) -> None:
+    """Raises TraceError for a model of which nobody says when requests come, and for too many."""
+    expected = 0.0
+    for name, model in sorted(models.items()):
+        if model.tokens and not model.rates:
+            raise TraceError(f"{name}: lengths only, without rates: give the rate file, too")
+        for client in rules.clients or model.rates:
+            windows = _wanted(model.rates.get(client, []), rules)
+            expected += sum(row.rate_rps for row in windows) * rules.rate_scale * _WINDOW_S
+    if expected > rules.most_requests:
+        too_many(round(expected), rules)
 
 
 def _wanted(windows: list[_Rate], rules: Rules) -> list[_Rate]:
@@ -102,15 +117,14 @@ def _wanted(windows: list[_Rate], rules: Rules) -> list[_Rate]:
 
 
 def _drawn(
-    name: str, client: str, windows: list[_Rate], model: _Model, rules: Rules
+    name: str, client: str, windows: list[_Rate], model: _Model, reading: Reading
 ) -> list[Arrival]:
-    expected = sum(row.rate_rps for row in windows) * rules.rate_scale * _WINDOW_S
-    if expected > rules.most_requests:
-        too_many(round(expected), rules)
+    rules = reading.rules
     chance = random.Random(f"{rules.seed} servegen {name} {client}")
     lengths = _Lengths(model, client, chance)
     arrivals = []
     for number, at in enumerate(_times(windows, rules.rate_scale, chance)):
+        reading.drawn(1)
         input_tokens, output_tokens = lengths.at(at)
         arrivals.append(
             Arrival(

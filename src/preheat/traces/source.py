@@ -24,6 +24,14 @@ _HEAD_BYTES: Final = 65_536
 _HEAD_LINES: Final = 4
 _ZSTD_BYTES: Final = 8_192
 _BOM: Final = b"\xef\xbb\xbf"
+_MAGICS: Final = {
+    ".gz": b"\x1f\x8b",
+    ".xz": b"\xfd7zXZ\0",
+    ".bz2": b"BZh",
+    ".zst": b"\x28\xb5\x2f\xfd",
+}
+"""How files of these names begin."""
+
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -31,7 +39,8 @@ class Head(msgspec.Struct, frozen=True):
     """How a file begins: enough to tell its format.
 
     `data` are its first bytes, `lines` the first that aren't blank, `names` the fields of the
-    first of them that is a JSON object, or the columns of a table (commas or tabs).
+    first of them that is a JSON object, or the columns of a table (commas or tabs). `is_broken`: its
+    name says that it is compressed, or it begins as if it were, but nothing comes out of it.
     """
 
     name: str
@@ -39,6 +48,7 @@ class Head(msgspec.Struct, frozen=True):
     lines: tuple[bytes, ...]
     names: frozenset[str]
     is_text: bool
+    is_broken: bool = False
 
     def has(self, *names: str) -> bool:
         """Whether all of these are among its fields or columns."""
@@ -58,29 +68,34 @@ class Source:
     def open(self) -> io.BufferedIOBase:
         """Its decompressed bytes. Raises TraceError, also for a compression nobody here knows."""
         try:
-            with self.path.open("rb") as file:
-                magic = file.read(6)
-            return _opened(self.path, magic)
+            return _opened(self.path, self._magic())
         except OSError as error:
             raise TraceError(f"can't read {self.path}: {error.strerror}") from None
+
+    def _magic(self) -> bytes:
+        with self.path.open("rb") as file:
+            return file.read(6)
 
     @cached_property
     def head(self) -> Head:
         """How it begins. What is damaged is left out: whoever reads it will say so."""
-        data = _begin(self)
+        data, is_damaged = _begin(self)
         is_text = b"\0" not in data and _is_utf8(data)
         lines = _first_lines(self) if is_text else ()
-        return Head(self.path.name, data, lines, _names(lines), is_text)
+        is_broken = is_damaged or (
+            self.path.suffix in _MAGICS and not self._magic().startswith(tuple(_MAGICS.values()))
+        )
+        return Head(self.path.name, data, lines, _names(lines), is_text, is_broken)
 
 
 def _opened(path: Path, magic: bytes) -> io.BufferedIOBase:
-    if magic.startswith(b"\x1f\x8b"):
+    if magic.startswith(_MAGICS[".gz"]):
         return gzip.open(path, "rb")
-    if magic.startswith(b"\xfd7zXZ\0"):
+    if magic.startswith(_MAGICS[".xz"]):
         return lzma.open(path, "rb")
-    if magic.startswith(b"BZh"):
+    if magic.startswith(_MAGICS[".bz2"]):
         return bz2.open(path, "rb")
-    if magic.startswith(b"\x28\xb5\x2f\xfd"):
+    if magic.startswith(_MAGICS[".zst"]):
         return _opened_zstd(path)
     return path.open("rb")
 
@@ -97,15 +112,16 @@ def _opened_zstd(path: Path) -> io.BufferedIOBase:
     return cast("io.BufferedIOBase", io.BufferedReader(stream, _ZSTD_BYTES))
 
 
-def _begin(source: Source) -> bytes:
+def _begin(source: Source) -> tuple[bytes, bool]:
+    """Its first bytes, and whether there are none for damage."""
     with source.open() as file:
         data = b""
         try:
             while len(data) < _HEAD_BYTES and (more := file.read1(_HEAD_BYTES - len(data))):
                 data += more
         except DAMAGE:
-            pass
-        return data
+            return data, not data
+        return data, False
 
 
 def _is_utf8(data: bytes) -> bool:

@@ -3,16 +3,41 @@
 import msgspec
 import pytest
 
+from preheat.cli.tables import WIDE, text_of, text_of_trace
 from preheat.core.prefix import LeafLru, PrefixStore
 from preheat.core.routing import POLICIES
-from preheat.replay.fleet import Fleet
+from preheat.errors import ConfigError
+from preheat.replay.fleet import Fleet, run
 from preheat.replay.headroom import warmth
-from preheat.replay.headroom.events import Aftermath, Event, Study, events, ladder, speed_for
+from preheat.replay.headroom.event_tables import (
+    KEPT,
+    SHOWN,
+    TIMES_KEPT,
+    WHOLE_TIMES_KEPT,
+    aftermaths,
+)
+from preheat.replay.headroom.events import (
+    NOTHING,
+    OURS,
+    Aftermath,
+    Event,
+    Study,
+    events,
+    ladder,
+    speed_for,
+)
+from preheat.replay.headroom.finding import NOTHING_TO_WIN, Finding, in_short
+from preheat.replay.headroom.fleets import blind_spots, fleet_of
 from preheat.replay.headroom.pauses import Closing, Sitting, arms, keep
+from preheat.replay.headroom.study import study as whole_study
+from preheat.replay.headroom.wanted import QUICK, Wanted
+from preheat.replay.measures import Measures, measures_of
+from preheat.replay.report import Table
+from preheat.replay.sections import trace_section
 from preheat.replay.tiers import Tiers, TierSpec
 from preheat.replay.worker import Job
-from preheat.traces.arrival import Arrival
-from replay_parts import BLOCK, LINEAR, TOKEN_S, arrival, fleet_spec
+from preheat.traces.arrival import Arrival, Trace
+from replay_parts import BLOCK, LINEAR, TOKEN_S, arrival, fleet_spec, trace
 
 ONE = Event("one restarts", ((0.0, 0),))
 
@@ -111,7 +136,7 @@ def test_the_speed_is_one_at_which_the_load_is_met() -> None:
 
 
 def sitting(arrivals: list[Arrival]) -> Sitting:
-    return Sitting(arrivals, BLOCK, 1.0, 0.0, LINEAR)
+    return Sitting(trace(arrivals), 1.0, 0.0, LINEAR)
 
 
 def test_when_a_session_is_over_only_what_was_its_own_goes_first() -> None:
@@ -149,3 +174,177 @@ def test_pauses_lose_least_where_everything_is_always_in_time() -> None:
     assert made["clairvoyant"].lost_s <= made["the engine's LRU"].lost_s
     ttft = {name: sum(one.ttfts_s) for name, one in made.items()}
     assert ttft["always in time"] < ttft["DRAM on demand"] < ttft["the engine's LRU"]
+
+
+SMALL = Wanted(
+    workers=2,
+    worker_tokens=(300,),
+    alone_tokens=(300,),
+    loads=(0.7,),
+    switches=2,
+    capacity_shares=(0.1, 0.5),
+    granularity_shares=(0.1,),
+    service=LINEAR,
+)
+
+
+def chats(prompts: int = 12) -> Trace:
+    """More prompts in turn than one memory of 300 tokens holds: six fit."""
+    return trace(repeated(prompts, 8, 1.0))
+
+
+def told(asked: Trace, wanted: Wanted = SMALL, *parts: str) -> tuple[list[Table], list[str]]:
+    progress: list[str] = []
+    return list(whole_study(asked, wanted, progress.append, parts)), progress
+
+
+def test_the_study_ends_with_a_line_a_part_and_counts_its_simulations() -> None:
+    tables, progress = told(chats())
+    short = tables[-1]
+    assert [row[0] for row in short.rows] == [
+        "capacity",
+        "granularity",
+        "pauses",
+        "events",
+        "events",
+        "events",
+        "routing",
+    ]
+    by_part = {str(row[0]): row for row in short.rows}
+    assert by_part["pauses"][1] == "big"  # LRU loses everything of prompts that come in turn
+    assert "a DRAM tier leaves 0.0%" in str(by_part["pauses"][2])
+    assert "round robin" in str(by_part["routing"][2])
+    assert "p95 TTFT" in str(by_part["events"][2])
+    assert not short.verdict
+    total = len(progress)
+    assert [line.split(":")[0] for line in progress] == [
+        f"{number} of {total} simulations" for number in range(1, total + 1)
+    ]
+
+
+def test_nothing_to_win_is_said_plainly() -> None:
+    large = msgspec.structs.replace(SMALL, alone_tokens=(100_000,))
+    tables, _ = told(trace(repeated()), large, "capacity", "pauses")
+    assert "Everything fits: 20 distinct blocks, 200 tokens." in tables[0].verdict
+    assert len(tables[0].rows) == 1
+    assert [row[1] for row in tables[-1].rows] == [NOTHING_TO_WIN] * 2
+    assert tables[-1].verdict == "Nothing to win: everything fits."
+
+
+@pytest.mark.parametrize(
+    ("shares", "worths", "verdict"),
+    [
+        ((0.3, -0.02), ["big", "a loss"], ""),
+        ((0.01, 0.0), ["small", NOTHING_TO_WIN], "no part is more than small"),
+        ((-0.02, 0.0), ["a loss", NOTHING_TO_WIN], "Nothing to win on this trace."),
+    ],
+)
+def test_what_shares_are_called(shares: list[float], worths: list[str], verdict: str) -> None:
+    short = in_short([Finding("part", share, "") for share in shares])
+    assert [row[1] for row in short.rows] == worths
+    assert verdict in short.verdict
+    assert bool(verdict) == bool(short.verdict)
+
+
+def test_waits_that_change_are_not_nothing() -> None:
+    assert Finding("events", 0.0, "", is_felt=True).worth == "small"
+
+
+def test_endless_memory_is_simulated_once() -> None:
+    tables, progress = told(chats(30), SMALL, "capacity")
+    assert len(progress) == 1 + 2 * len(SMALL.capacity_shares)
+    (_, _, lru, belady, endless, room), _ = tables[0].rows
+    assert isinstance(lru, float)
+    assert isinstance(belady, float)
+    assert room == pytest.approx((belady - lru) * 100)
+    assert endless == pytest.approx(7 / 8)  # every round but the first
+
+
+def test_tables_of_events_are_narrow_and_speak_to_newcomers() -> None:
+    tables, _ = told(chats(), SMALL, "events")
+    for table in tables:
+        assert max(map(len, text_of(table).split("\n"))) <= WIDE, table.title
+    seconds = next(table for table in tables if table.title.startswith("Seconds, rolling"))
+    assert [row[0] for row in seconds.rows][:2] == ["no restart", "memory lost"]
+    assert "Extrapolated: the trace is 0.0 hours long" in seconds.note
+    assert seconds.columns[-1] == "%, 20 a day*"
+    assert "above a fifth it pays" in seconds.note
+
+
+def test_a_day_long_trace_is_not_extrapolated() -> None:
+    asked = trace(repeated(4, 4, 6_000.0))
+    tables, _ = told(asked, SMALL, "events")
+    assert "Extrapolated" not in tables[0].note
+    assert tables[0].columns[-1] == "%, 20 a day"
+
+
+def test_tables_for_benchmarks_keep_the_names_of_the_ladder() -> None:
+    made = list(aftermaths(chats(), SMALL, lambda _: None))
+    waits = next(table for table in made if table.title.startswith("rolling deploy"))
+    assert {KEPT, NOTHING, OURS} <= {row[0] for row in waits.rows}
+    kept = next(row for row in waits.rows if row[0] == KEPT)
+    for column in (TIMES_KEPT, WHOLE_TIMES_KEPT):
+        assert kept[waits.columns.index(column)] == 1.0
+    assert set(SHOWN) == {event.kind for event in events(2)}
+
+
+def test_a_bound_is_marked() -> None:
+    tables, _ = told(chats(), SMALL, "pauses")
+    assert {row[0] for row in tables[0].rows if row[-1] == "bound"} == {
+        "always in time",
+        "clairvoyant",
+    }
+
+
+def models(keys: list[int]) -> Trace:
+    asked = [Arrival(at=float(at), key=key) for at, key in enumerate(keys)]
+    return Trace(name="keys", format="test", arrivals=asked)
+
+
+def test_a_stream_of_keys_is_not_one_of_models() -> None:
+    with pytest.raises(ConfigError, match=r"1,001 different keys.*preheat replay"):
+        whole_study(models(list(range(1_001))), SMALL, lambda _: None)
+    tables, _ = told(models([1, 2, 3, 4] * 20))
+    short = tables[-1]
+    assert [row[:2] for row in short.rows] == [
+        ("residency, 3", "big"),
+        ("residency, 5", NOTHING_TO_WIN),
+    ]
+    assert "everything fits" in str(short.rows[1][2])
+    assert "40 loads by LRU" in str(short.rows[0][2])
+
+
+def measured(asked: Trace, name: str) -> Measures:
+    spec = fleet_of(SMALL, asked, 2, 300)
+    made = run(asked.arrivals, BLOCK, Fleet(spec, POLICIES[name]()))
+    return measures_of(made, 2)
+
+
+def test_rules_that_the_trace_cannot_judge_are_named() -> None:
+    alike = trace([arrival(at * 0.01, [1, 10 + at]) for at in range(40)])
+    made = {name: measured(alike, name) for name in ("production_stack", "round_robin")}
+    said = blind_spots(alike, 2, made)
+    assert "names no sessions" in said
+    assert "`production_stack` sent nearly everything to one worker" in said
+    assert "round_robin" not in said
+    named = trace([arrival(at * 0.01, [10 + at], session=str(at)) for at in range(40)])
+    assert not blind_spots(named, 2, {"round_robin": measured(named, "round_robin")})
+
+
+def test_the_quick_study_is_small() -> None:
+    for sizes in (QUICK.worker_tokens, QUICK.alone_tokens, QUICK.session_tokens, QUICK.loads):
+        assert len(sizes) == 1
+    quick = msgspec.structs.replace(SMALL, only_events=QUICK.only_events, events_alone=False)
+    tables, _ = told(chats(), quick, "events")
+    assert [row[2].split(",")[0] for row in tables[-1].rows if isinstance(row[2], str)] == [
+        "one restarts",
+        "rolling deploy",
+    ]
+
+
+def test_a_trace_is_told_with_what_was_done_to_it() -> None:
+    asked = msgspec.structs.replace(chats(), rules=("Starts are drawn, seed 1.",), skipped=3)
+    said = text_of_trace(trace_section(asked))
+    assert said.startswith("small: 96 requests (test), 95 s, ")
+    assert "  Starts are drawn, seed 1." in said
+    assert "3 lines were skipped" in said

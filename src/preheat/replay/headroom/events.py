@@ -24,6 +24,8 @@ DRAM_TOKEN_S: Final = 6.6e-6
 """128 KiB a token at 20 GB/s (research: headroom, cost model)."""
 SSD_TOKEN_S: Final = 44e-6
 """At 3 GB/s."""
+NOTHING: Final = "nothing"
+"""The ladder's lowest rung: memory fills by itself."""
 OURS: Final = "ours: drained to DRAM, read on demand"
 LOST_WITHIN_S: Final = 900.0
 _SPEED_SPAN_S: Final = 28_800.0
@@ -70,7 +72,7 @@ def ladder(block_tokens: int, copies: Copies = "any", budget_s: float = 60.0) ->
     """From nothing to the clairvoyant, as far as there are copies. `budget_s` are each worker's
     seconds of computing."""
     dram_s, ssd_s = DRAM_TOKEN_S * block_tokens, SSD_TOKEN_S * block_tokens
-    arms: dict[str, Arm] = {"nothing": warmth.nothing}
+    arms: dict[str, Arm] = {NOTHING: warmth.nothing}
     if copies != "none":
         arms["snapshot from SSD"] = warmth.restored(ssd_s)
     if copies == "any":

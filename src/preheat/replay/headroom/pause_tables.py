@@ -1,78 +1,87 @@
-"""Tables of what one memory keeps: by its size, across pauses, and for new sessions."""
+"""Tables of what one memory keeps across pauses, and for new sessions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from math import fsum
-from typing import Final
 
-from preheat.core.prefix import LeafLru, LeafOrder, PrefixStore
+from preheat.core.prefix import LeafLru, PrefixStore
 from preheat.core.spread import spread_of
-from preheat.replay.granularity import cuts, effect, full_paths
-from preheat.replay.headroom.pauses import Kept, Sitting, arms, keep
-from preheat.replay.headroom.wanted import Progress, Wanted
-from preheat.replay.orders import Clairvoyant
-from preheat.replay.pool import serve
+from preheat.replay.headroom.finding import Finding
+from preheat.replay.headroom.pauses import DRAM, LRU, Arm, Kept, Sitting, arms, keep
+from preheat.replay.headroom.wanted import Progress, Wanted, simulated
+from preheat.replay.pool import Service, serve
 from preheat.replay.report import Table
 from preheat.traces.arrival import Trace
 
-CAPACITY_SHARES: Final = (0.01, 0.02, 0.05, 0.1, 0.25)
 
-
-def capacities(trace: Trace, wanted: Wanted, progress: Progress) -> Table:
-    """Hits of one memory against its size: the engine's LRU, Belady, endless."""
-    paths = full_paths(trace)
-    distinct = len({block for path in paths for block in path})
-    rows = []
-    for share in CAPACITY_SHARES:
-        blocks = max(1, round(share * distinct))
-        progress(f"capacity {share:.0%} of {distinct} blocks")
-        lru = _hits(trace, wanted, blocks, LeafLru())
-        belady = _hits(trace, wanted, blocks, Clairvoyant(paths, blocks))
-        endless = _hits(trace, wanted, distinct, LeafLru())
-        room = (belady - lru) * 100
-        tokens = blocks * trace.block_tokens
-        rows.append((f"{share:.0%}", tokens / 1e6, lru, belady, endless, room))
-    return Table(
-        title="Block hit ratio of one memory, by its size",
-        note="Full blocks of prompts; each request is over before the next begins.",
-        columns=("capacity, of distinct", "M tokens", "LRU", "Belady", "endless", "room, points"),
-        rows=tuple(rows),
-    )
-
-
-def _hits(trace: Trace, wanted: Wanted, blocks: int, order: LeafOrder) -> float:
-    store = PrefixStore(blocks, order)
-    served = serve(trace.arrivals, trace.block_tokens, wanted.service, store)
-    return sum(one.cached for one in served) / max(1, sum(one.full for one in served))
-
-
-def pauses(trace: Trace, wanted: Wanted, progress: Progress) -> Iterator[Table]:
+def pauses(
+    trace: Trace, wanted: Wanted, progress: Progress
+) -> Generator[Table, None, tuple[Finding, ...]]:
     """What is lost while sessions wait, arm by arm: a table for each capacity."""
-    sessions = wanted.open_sessions or 1.0
-    sizes = wanted.session_tokens if wanted.open_sessions else wanted.alone_tokens
-    counted = wanted.warm_up_s
-    sitting = Sitting(trace.arrivals, trace.block_tokens, sessions, counted, wanted.service)
-    for tokens in sizes:
-        kept = []
-        for arm in arms(trace.block_tokens, sessions):
-            if wanted.open_sessions is None and ("over" in arm.name or "192" in arm.name):
-                continue  # without sessions there is nothing to be over, and no size for each
-            progress(f"pauses, {tokens:,} tokens: {arm.name}")
-            kept.append(keep(sitting, arm, tokens))
-        what = "an open session" if wanted.open_sessions else "in all"
-        yield _pause_table(f"Pauses: {tokens / 1000:g} k tokens of KV {what}", kept)
+    sitting = Sitting(trace, wanted.open_sessions or 1.0, wanted.warm_up_s, wanted.service)
+    made = {}
+    for tokens in pause_sizes(wanted):
+        tasks: Mapping[str, Callable[[], Kept]] = {
+            arm.name: partial(keep, sitting, arm, tokens) for arm in pause_arms(trace, wanted)
+        }
+        made[tokens] = simulated(tasks, progress, f"pauses, {tokens:,} tokens")
+        yield _pause_table(_size_of(tokens, wanted), made[tokens])
+    middle = list(made)[(len(made) - 1) // 2]
+    return (_pause_finding(_size_of(middle, wanted), made[middle]),)
 
 
-def _pause_table(title: str, kept: Sequence[Kept]) -> Table:
+def pause_sizes(wanted: Wanted) -> tuple[int, ...]:
+    """Tokens for each open session, or in all where the trace's sessions aren't drawn."""
+    return wanted.session_tokens if wanted.open_sessions else wanted.alone_tokens
+
+
+def pause_arms(trace: Trace, wanted: Wanted) -> list[Arm]:
+    """Those that the trace can have: without drawn sessions there is nothing to be over, and no size
+    for each."""
+    made = arms(trace.block_tokens, wanted.open_sessions or 1.0)
+    return [
+        arm
+        for arm in made
+        if wanted.open_sessions is not None or not ("over" in arm.name or "192" in arm.name)
+    ]
+
+
+def _size_of(tokens: int, wanted: Wanted) -> str:
+    what = "an open session" if wanted.open_sessions else "in all"
+    return f"{tokens / 1000:g} k tokens of KV {what}"
+
+
+def _lost_share(one: Kept) -> float:
+    return one.lost_s / max(1e-9, one.served_s)
+
+
+def _pause_finding(size: str, made: Mapping[str, Kept]) -> Finding:
+    lru, dram = made[LRU], made[DRAM]
+    share = (lru.lost_s - dram.lost_s) / max(1e-9, lru.served_s)
+    now, then = (spread_of(one.ttfts_s).mean or 0.0 for one in (lru, dram))
+    numbers = (
+        f"{size}: LRU loses {_lost_share(lru):.1%} of the prefill; a DRAM tier leaves"
+        f" {_lost_share(dram):.1%}; mean TTFT {now:.2f} s, then {then:.2f} s"
+    )
+    fits = lru.lost_s == 0.0
+    if fits:
+        numbers = f"{size}: whatever comes back is still in memory: everything fits"
+    return Finding("pauses", share, numbers, fits)
+
+
+def _pause_table(size: str, made: Mapping[str, Kept]) -> Table:
     rows = []
-    for one in kept:
+    for one in made.values():
         ttft = spread_of(one.ttfts_s)
-        share = one.lost_s / max(1e-9, one.served_s)
-        rows.append(
-            (one.arm, one.served_s, one.lost_s, share, ttft.mean, ttft.p50, ttft.p95, ttft.p99)
-        )
+        waits = (ttft.mean, ttft.p50, ttft.p95, ttft.p99)
+        bound = "bound" if one.bound else ""
+        rows.append((one.arm, one.served_s, one.lost_s, _lost_share(one), *waits, bound))
     return Table(
-        title=title,
-        note="Seconds of prefill a day and session; service TTFT: loading and computing, no queue.",
+        title=f"Pauses: {size}",
+        note=(
+            "Seconds of prefill a day and session; service TTFT: loading and computing, no queue."
+            " A bound knows what nobody can know."
+        ),
         columns=(
             "arm",
             "served s",
@@ -82,45 +91,22 @@ def _pause_table(title: str, kept: Sequence[Kept]) -> Table:
             "p50 s",
             "p95 s",
             "p99 s",
+            "",
         ),
         rows=tuple(rows),
     )
 
 
-def trunks(trace: Trace, wanted: Wanted, progress: Progress) -> Table:
+def trunks(
+    trace: Trace, wanted: Wanted, progress: Progress
+) -> Generator[Table, None, tuple[Finding, ...]]:
     """First requests of sessions: how much of what they share with others is in memory."""
-    sessions = wanted.open_sessions or 1.0
-    firsts = {number for number, one in enumerate(trace.arrivals) if one.turn == 0}
-    rows = []
-    for tokens in wanted.session_tokens:
-        progress(f"trunks, {tokens:,} tokens")
-        blocks = int(tokens * sessions) // trace.block_tokens
-        store = PrefixStore(blocks, LeafLru())
-        served = serve(trace.arrivals, trace.block_tokens, wanted.service, store)
-        counted = [one for one in served if one.at >= wanted.warm_up_s]
-        chosen = [
-            one
-            for number, one in enumerate(served)
-            if number in firsts and one.at >= wanted.warm_up_s
-        ]
-        known = sum(one.known for one in chosen)
-        now, warm = (
-            spread_of([one.ttft_s for one in chosen]),
-            spread_of([one.ttft_s - one.lost_s for one in chosen]),
-        )
-        lost = fsum(one.lost_s for one in chosen)
-        rows.append(
-            (
-                f"{tokens / 1000:g} k",
-                sum(one.cached for one in chosen) / max(1, known),
-                lost / fsum(one.prefill_s for one in counted),
-                now.p50,
-                warm.p50,
-                now.p95,
-                warm.p95,
-            )
-        )
-    return Table(
+    tasks = {
+        f"{tokens / 1000:g} k": partial(_trunk_row, trace, wanted, tokens)
+        for tokens in wanted.session_tokens
+    }
+    rows = simulated(tasks, progress, "trunks")
+    yield Table(
         title="Trunks: the first request of each session",
         note="Now, and if every block that was ever computed were there.",
         columns=(
@@ -132,31 +118,36 @@ def trunks(trace: Trace, wanted: Wanted, progress: Progress) -> Table:
             "p95 s now",
             "p95 s warm",
         ),
-        rows=tuple(rows),
+        rows=tuple((size, *row) for size, row in rows.items()),
     )
+    size = list(rows)[(len(rows) - 1) // 2]
+    held, lost, now, warm, *_ = rows[size]
+    numbers = f"{size} tokens a session: {held:.0%} of trunks are in memory"
+    if now is not None and warm is not None:
+        numbers += f"; median TTFT {now:.2f} s, if all were there {warm:.2f} s"
+    return (Finding("trunks", lost, numbers, fits=lost == 0.0),)
 
 
-def granularities(trace: Trace, wanted: Wanted, progress: Progress) -> Table:
-    """Where prompts are cut: hits, and how many blocks there are to keep books of."""
-    paths = full_paths(trace)
-    asked = sum(len(path) for path in paths)
-    distinct = len({block for path in paths for block in path})
-    sizes = [max(1, round(share * distinct)) for share in wanted.granularity_shares]
-    rows: list[tuple[str | float, ...]] = []
-    for make in cuts(trace):
-        cut = make()
-        ratios = []
-        for blocks in sizes:
-            progress(f"granularity {cut.name}, {blocks:,} blocks")
-            ratios.append(effect(trace, cut, asked, blocks).hit / max(1, asked))
-        rows.append((cut.name, len(cut.sizes), *ratios))
-    return Table(
-        title=f"Granularity: blocks of {trace.block_tokens} tokens, cut otherwise",
-        note="Hit ratio by tokens of full blocks under LRU, by the memory's share of what is distinct.",
-        columns=(
-            "cut",
-            "distinct blocks",
-            *(f"{share:.0%}" for share in wanted.granularity_shares),
-        ),
-        rows=tuple(rows),
+def _trunk_row(
+    trace: Trace, wanted: Wanted, tokens: int
+) -> tuple[float, float, float | None, float | None, float | None, float | None]:
+    """Share of the trunks in memory, share of all prefill lost, TTFTs now and with all trunks there."""
+    blocks = int(tokens * (wanted.open_sessions or 1.0)) // trace.block_tokens
+    store = PrefixStore(blocks, LeafLru())
+    served = serve(trace.arrivals, trace.block_tokens, wanted.service, store)
+    counted = [one for one in served if one.at >= wanted.warm_up_s]
+    firsts: list[Service] = [
+        one
+        for arrival, one in zip(trace.arrivals, served, strict=True)
+        if arrival.turn == 0 and one.at >= wanted.warm_up_s
+    ]
+    now = spread_of([one.ttft_s for one in firsts])
+    warm = spread_of([one.ttft_s - one.lost_s for one in firsts])
+    return (
+        sum(one.cached for one in firsts) / max(1, sum(one.known for one in firsts)),
+        fsum(one.lost_s for one in firsts) / max(1e-9, fsum(one.prefill_s for one in counted)),
+        now.p50,
+        warm.p50,
+        now.p95,
+        warm.p95,
     )

@@ -11,22 +11,24 @@ import msgspec
 
 from preheat.core.costs import ServiceModel
 from preheat.core.prefix import LeafLru, LeafOrder, PrefixStore
+from preheat.replay.granularity import full_paths
 from preheat.replay.headroom.events import DRAM_TOKEN_S, SSD_TOKEN_S
 from preheat.replay.orders import Clairvoyant
-from preheat.replay.pool import Service, serve
+from preheat.replay.pool import serve
 from preheat.replay.tiers import Tiers, TierSpec
-from preheat.traces.arrival import Arrival
+from preheat.traces.arrival import Arrival, Trace
 
 ENDLESS: Final = 1 << 40
 DAY_S: Final = 86_400.0
+LRU: Final = "the engine's LRU"
+DRAM: Final = "DRAM on demand"
 
 
 class Sitting(msgspec.Struct, frozen=True):
     """A trace of sessions, `open_sessions` of them open in the mean. What comes before `counted_at`
     warms the memory and isn't counted."""
 
-    arrivals: Sequence[Arrival]
-    block_tokens: int
+    trace: Trace
     open_sessions: float
     counted_at: float
     service: ServiceModel = ServiceModel()
@@ -51,8 +53,7 @@ class Kept(msgspec.Struct, frozen=True):
     served_s: float
     lost_s: float
     ttfts_s: Sequence[float]
-    returned_lost: int
-    """Requests that came back to a prefix of which something was gone from memory."""
+    bound: bool
 
 
 def arms(block_tokens: int, open_sessions: float) -> Iterator[Arm]:
@@ -60,9 +61,9 @@ def arms(block_tokens: int, open_sessions: float) -> Iterator[Arm]:
     the others are endless."""
     dram_s, ssd_s = DRAM_TOKEN_S * block_tokens, SSD_TOKEN_S * block_tokens
     dram = TierSpec("dram", int(192_000 * open_sessions) // block_tokens, dram_s)
-    yield Arm("the engine's LRU")
+    yield Arm(LRU)
     yield Arm("told when a session is over", told_over=True)
-    yield Arm("DRAM on demand", (TierSpec("dram", ENDLESS, dram_s),))
+    yield Arm(DRAM, (TierSpec("dram", ENDLESS, dram_s),))
     yield Arm("SSD on demand", (TierSpec("ssd", ENDLESS, ssd_s),))
     yield Arm("DRAM of 192 k on demand", (dram,))
     yield Arm("ours: DRAM of 192 k, told when over", (dram,), told_over=True)
@@ -77,27 +78,28 @@ def arms(block_tokens: int, open_sessions: float) -> Iterator[Arm]:
 
 def keep(sitting: Sitting, arm: Arm, session_tokens: int) -> Kept:
     """One arm at one capacity."""
-    blocks = int(session_tokens * sitting.open_sessions) // sitting.block_tokens
+    trace = sitting.trace
+    blocks = int(session_tokens * sitting.open_sessions) // trace.block_tokens
     store = PrefixStore(blocks, arm.order(sitting, blocks) if arm.order else LeafLru())
     tiers = Tiers(arm.tiers)
     after = Closing(sitting, store, tiers).after if arm.told_over else None
     served = serve(
-        sitting.arrivals,
-        sitting.block_tokens,
+        trace.arrivals,
+        trace.block_tokens,
         sitting.service,
         store,
         tiers=tiers,
         after=after,
     )
     counted = [one for one in served if one.at >= sitting.counted_at]
-    days = (sitting.arrivals[-1].at - sitting.counted_at) / DAY_S * sitting.open_sessions
+    days = (trace.arrivals[-1].at - sitting.counted_at) / DAY_S * sitting.open_sessions
     return Kept(
         arm.name,
         session_tokens,
         sum(one.prefill_s for one in counted) / days,
         sum(one.lost_s for one in counted) / days,
         [one.ttft_s for one in counted],
-        sum(_came_back(one) for one in counted),
+        arm.bound,
     )
 
 
@@ -108,15 +110,16 @@ class Closing:
     def __init__(self, sitting: Sitting, store: PrefixStore, tiers: Tiers) -> None:
         self._store = store
         self._tiers = tiers
-        self._block_tokens = sitting.block_tokens
-        self._last = {one.session: number for number, one in enumerate(sitting.arrivals)}
+        arrivals = sitting.trace.arrivals
+        self._paths = full_paths(sitting.trace)
+        self._last = {one.session: number for number, one in enumerate(arrivals)}
         self._owner: dict[int, str] = {}  # of blocks; "" where there are several
         self._own: dict[str, list[int]] = {}
 
     def after(self, number: int, one: Arrival) -> None:
         """Called with every request that was served."""
         own = self._own.setdefault(one.session, [])
-        for block in one.blocks[: one.input_tokens // self._block_tokens]:
+        for block in self._paths[number]:
             owner = self._owner.get(block)
             if owner is None:
                 self._owner[block] = one.session
@@ -130,11 +133,4 @@ class Closing:
 
 
 def _clairvoyant(sitting: Sitting, blocks: int) -> LeafOrder:
-    tokens = sitting.block_tokens
-    return Clairvoyant(
-        [one.blocks[: one.input_tokens // tokens] for one in sitting.arrivals], blocks
-    )
-
-
-def _came_back(one: Service) -> bool:
-    return one.known > one.cached
+    return Clairvoyant(full_paths(sitting.trace), blocks)

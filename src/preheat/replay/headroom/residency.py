@@ -1,11 +1,13 @@
 """Which model, adapter or other loaded thing stays, where there is room for a few of many."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from preheat.core.eviction import POLICIES
 from preheat.core.prefix import PrefixStore
-from preheat.replay.headroom.wanted import Progress
+from preheat.replay.headroom.finding import Finding
+from preheat.replay.headroom.wanted import Progress, Wanted, simulated
 from preheat.replay.keys import outcomes
 from preheat.replay.orders import Clairvoyant
 from preheat.replay.report import Table
@@ -15,34 +17,67 @@ LOAD_S: Final = 30.0
 """What loading one takes (research: headroom, 5)."""
 COUNTED: Final = 0.5
 """The first half of the requests only fills the rooms."""
+MODELS: Final = 1_000
+"""A trace with more distinct keys is a stream of keys, and not one of models that are loaded."""
+_BOUND: Final = "bound: knows what comes"
 
 
-def residency(trace: Trace, rooms: Sequence[int], progress: Progress) -> Iterator[Table]:
+def residency(
+    trace: Trace, wanted: Wanted, progress: Progress
+) -> Generator[Table, None, tuple[Finding, ...]]:
     """Every policy, and who knows what comes. A request must be served: a miss always loads."""
     keys = [one.key for one in trace.arrivals]
-    start = int(len(keys) * COUNTED)
+    models = len(set(keys))
+    found = []
+    for room in wanted.rooms:
+        tasks: dict[str, Callable[[], int]] = {
+            name: partial(_misses, keys, room, name) for name in (*POLICIES, _BOUND)
+        }
+        misses = simulated(tasks, progress, f"residency, room for {room}")
+        yield _table(trace, models, room, misses)
+        found.append(_finding(models, room, misses))
+    return tuple(found)
+
+
+def _table(trace: Trace, models: int, room: int, misses: Mapping[str, int]) -> Table:
+    start = _start(len(trace.arrivals))
     days = (trace.arrivals[-1].at - trace.arrivals[start].at) / 86_400.0
-    for room in rooms:
-        rows = []
-        for name, policy in POLICIES.items():
-            progress(f"residency, room for {room}: {name}")
-            found = outcomes(policy(), keys, None, None, room)
-            rows.append((name, found))
-        rows.append(("bound: knows what comes", _belady(keys, room)))
-        yield Table(
-            title=f"Residency: {len(set(keys))} models, room for {room}",
-            note=f"A load takes {LOAD_S:g} s. The second half of the trace.",
-            columns=("policy", "loads a day", "load seconds a day", "requests that wait"),
-            rows=tuple(
-                (
-                    name,
-                    (len(keys) - start - sum(found[start:])) / days,
-                    (len(keys) - start - sum(found[start:])) / days * LOAD_S,
-                    1 - sum(found[start:]) / (len(keys) - start),
-                )
-                for name, found in rows
-            ),
-        )
+    return Table(
+        title=f"Residency: {models} models, room for {room}",
+        note=f"A load takes {LOAD_S:g} s. The second half of the trace.",
+        columns=("policy", "loads a day", "load seconds a day", "requests that wait"),
+        rows=tuple(
+            (name, count / days, count / days * LOAD_S, count / (len(trace.arrivals) - start))
+            for name, count in misses.items()
+        ),
+    )
+
+
+def _finding(models: int, room: int, misses: Mapping[str, int]) -> Finding:
+    part = f"residency, {room}"
+    if models <= room:
+        return Finding(part, 0.0, f"everything fits: {models} models, room for {room}", fits=True)
+    lru, least = misses["lru"], misses[_BOUND]
+    best = min(POLICIES, key=lambda name: misses[name])
+    numbers = (
+        f"{models} models, room for {room}: {lru:,} loads by LRU, {misses[best]:,} by the best"
+        f" policy ({best}), {least:,} if it knew what comes"
+    )
+    return Finding(part, (lru - least) / max(1, lru), numbers)
+
+
+def _start(requests: int) -> int:
+    return int(requests * COUNTED)
+
+
+def _misses(keys: Sequence[int], room: int, name: str) -> int:
+    """Requests of the counted part that wait for a load."""
+    if name == _BOUND:
+        found = _belady(keys, room)
+    else:
+        found = outcomes(POLICIES[name](), keys, None, None, room)
+    start = _start(len(keys))
+    return len(keys) - start - sum(found[start:])
 
 
 def _belady(keys: Sequence[int], room: int) -> bytearray:

@@ -4,6 +4,7 @@ import math
 
 from preheat.replay.report import (
     Ablation,
+    Answers,
     Arm,
     Balance,
     Capacity,
@@ -55,6 +56,7 @@ def sample(name: str = "Sample: invented agents, 8 workers", points: int = 600) 
             workers=8,
             hbm_tokens=1_000_000,
             dram_tokens=4_000_000,
+            answers_ttl_s=3_600,
             service={"token_s": 8e-5, "attention_s": 2.62144e-9},
             seed=1,
             command="preheat replay agents/ --workers 8 --hbm 1M --dram 4M --html report.html",
@@ -67,6 +69,13 @@ def sample(name: str = "Sample: invented agents, 8 workers", points: int = 600) 
         ),
         capacity=_capacity(),
         saved=saved,
+        answers=Answers(
+            requests=21_043,
+            stored_requests=310,
+            joined_requests=42,
+            spared_output_tokens=140_800,
+            notes=("Decoding that was saved is not in the GPU-seconds.",),
+        ),
         latency=_latency(),
         balance=_balance(),
         price=_price(points),

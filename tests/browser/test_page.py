@@ -10,18 +10,24 @@ import pytest
 
 from preheat.dashboard import page
 from preheat.replay.report import (
+    Ablation,
     Arm,
+    Balance,
     Capacity,
+    Event,
+    EventArm,
     HitCurve,
     Latency,
     Lever,
+    Mechanism,
     Report,
+    RoutingRule,
     Saved,
     Trace,
     Waits,
     encode,
 )
-from preheat.replay.verdict import summary_of
+from preheat.replay.verdict import Fleet, summary_of, without_prompts
 from report_sample import sample
 
 playwright = pytest.importorskip(
@@ -308,6 +314,97 @@ def test_a_loss_is_shown_as_one(opened: Open) -> None:
     assert tab.locator("h1").inner_text().startswith("Nothing to save here")
     assert "a loss" in tab.locator(".figures .big").inner_text()
     assert tab.locator("#what-saves-what .fill.loss").count() == 1
+
+
+def nothing(saved_gpu_s: float = 0.0, share: float = 0.0) -> Report:
+    """What a small trace gives: noise, waits of nothing, curves that lie on each other."""
+    saved = Saved(
+        baseline="round robin",
+        baseline_gpu_s=10.0,
+        no_cache_gpu_s=20.0,
+        levers=(
+            Lever(name="routing", saved_gpu_s=saved_gpu_s, saved_share=share),
+            Lever(name="tier read on demand", saved_gpu_s=-0.0, saved_share=-0.0),
+        ),
+    )
+    arms = [
+        EventArm(name=name, minute=(-1, 0, 1), ttft_p95_s=(0.1, 0.1, 0.1), hit_token_ratio=hits)
+        for name, hits in (("kept", (0.5, 0.5, 0.5)), ("nothing", (0.5, 0.1, 0.4)))
+    ]
+    rules = ("round_robin", "session", "smg", "cost", "preheat")
+    return Report(
+        trace=Trace(name="t.jsonl"),
+        summary=summary_of(saved, fleet=Fleet(8, 60.0)),
+        saved=saved,
+        latency=Latency(
+            arms=(
+                Arm(name="stored", ttft=Waits(p50_s=0.0, p95_s=1.0), service_ttft=Waits(p50_s=0.1)),
+            )
+        ),
+        events=(Event(name="One worker restarts", arms=tuple(arms)),),
+        balance=Balance(rules=tuple(RoutingRule(name=name, ttft_mean_s=0.2) for name in rules)),
+        ablation=Ablation(
+            measure="saved", unit="share", mechanisms=(Mechanism(name="routing", added=-0.0007),)
+        ),
+    )
+
+
+@pytest.mark.parametrize(("saved_gpu_s", "share"), [(-0.0, -0.0), (-0.015, -0.0015)])
+def test_noise_is_neither_minus_nothing_nor_a_loss(
+    opened: Open, saved_gpu_s: float, share: float
+) -> None:
+    tab = opened(nothing(saved_gpu_s, share))
+    assert tab.locator("h1").inner_text().startswith("Nothing to save here")
+    said = tab.locator("header").inner_text()
+    assert "a loss" not in said
+    assert "-0" not in said
+    assert "the engines' own caches save 50% already" in said
+    assert tab.locator(".figures .big b").inner_text() in ("0 GPU-s", "≈ 0 GPU-s")
+    assert "-0" not in tab.locator("#what-saves-what").inner_text()
+    assert tab.locator("#what-each-mechanism-adds .value").inner_text() == "≈ 0"
+
+
+def test_what_is_not_known_has_no_column_and_what_is_equal_no_chart(opened: Open) -> None:
+    tab = opened(nothing())
+    heads = tab.locator("#which-worker-gets-it th").all_inner_texts()
+    assert heads == ["rule", "TTFT mean"]
+    events = tab.locator("#after-an-event")
+    assert "TTFT, p95 of the minute: no visible difference here." in events.inner_text()
+    assert events.locator(".plot").count() == 1
+
+
+def test_a_wait_of_nothing_stands_at_the_left_edge(opened: Open) -> None:
+    tab = opened(nothing())
+    row = tab.locator("#how-long-clients-wait .ranges li").first
+    places = [float(one.get_attribute("x")[:-1]) for one in row.locator("svg svg").all()]
+    assert places[0] == 0
+    assert places[1] > 0
+
+
+def test_rules_and_levers_are_explained_where_they_appear(opened: Open) -> None:
+    tab = opened(nothing())
+    for section, words in (
+        ("which-worker-gets-it", {"round_robin", "session", "smg", "cost", "preheat"}),
+        ("what-saves-what", {"routing", "tier read on demand"}),
+    ):
+        part = tab.locator(f"#{section}")
+        part.locator("summary", has_text="What the words mean").click()
+        assert words <= set(part.locator("dt").all_inner_texts())
+
+
+def test_a_trace_without_prompts_has_a_sentence_and_no_sums(opened: Open) -> None:
+    waits = Arm(name="round robin", role="baseline", ttft=Waits(p99_s=1.0))
+    latency = Latency(arms=(waits, Arm(name="all", role="ours", ttft=Waits(p99_s=0.5))))
+    summary = without_prompts(latency, "round robin")
+    tab = opened(Report(trace=Trace(name="a"), summary=summary, latency=latency))
+    assert tab.locator("h1").inner_text() == summary.sentence
+    assert tab.locator(".figures").count() == 0
+
+
+def test_stored_answers_are_counted(opened: Open) -> None:
+    said = opened(sample()).locator(".answers").inner_text()
+    assert "352 of 21,043" in said
+    assert "141K output tokens" in said
 
 
 def test_paper_is_light(opened: Open) -> None:

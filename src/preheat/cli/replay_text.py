@@ -65,12 +65,13 @@ def _sums(made: Report) -> Iterator[str]:
         return
     yield ""
     yield summary.sentence
-    if summary.saved_gpu_s is not None:
+    if summary.saved_gpu_s is not None and summary.saved_share is not None:
         money = summary.saved_money
         cost = f" ({money:,.2f} {made.rate.currency})" if made.rate and money is not None else ""
-        lost = summary.saved_gpu_s < 0
-        seconds = figure(abs(summary.saved_gpu_s))
-        yield f"{seconds} GPU-seconds{cost} {'more than before' if lost else 'saved'}."
+        is_noise = -SCHEDULE_SHARE < summary.saved_share < 0
+        seconds = "≈ 0" if is_noise else figure(abs(summary.saved_gpu_s))
+        is_lost = summary.saved_share < 0 and not is_noise
+        yield f"{seconds} GPU-seconds{cost} {'more than before' if is_lost else 'saved'}."
     if saved is not None and saved.no_cache_gpu_s and made.trace and made.trace.block_tokens:
         before, after = saved.no_cache_gpu_s, saved.baseline_gpu_s
         yield (

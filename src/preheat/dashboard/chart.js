@@ -119,7 +119,7 @@ function ranges(rows, format) {
   const grid = () => marks.map((tick) =>
     svg("line", { class: "grid", x1: at(tick), x2: at(tick), y1: 0, y2: "100%" }));
   return html("ul", { class: "bars ranges" }, dressed(rows).map((row) => {
-    const known = row.values.filter((dot) => dot.value > 0);
+    const known = row.values.filter((dot) => dot.value >= 0);   // 0 stands at the left edge
     const [least, most] = extent(known.map((dot) => dot.value));
     return html("li", null,
       html("span", { class: "name" }, row.name, row.note && html("small", null, row.note)),

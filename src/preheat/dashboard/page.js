@@ -5,14 +5,21 @@ const SCHEMA = "preheat.report/1";
 // Numbers ------------------------------------------------------------------------------------------
 
 const digits = (value, most) => value.toLocaleString("en-US", { maximumSignificantDigits: most });
-const or = (show) => (value) => (isNumber(value) ? show(value) : "–");
+const or = (show) => (value) => (isNumber(value) ? show(value || 0) : "–");   // -0 is 0
+const SCHEDULE = 0.002;   // as replay/verdict.py has it: another schedule of the same work
+const isSchedule = (share) => share < 0 && share > -SCHEDULE;
 const count = or((value) => Math.round(value).toLocaleString("en-US"));
 const rough = or((value) =>
   value.toLocaleString("en-US", { notation: "compact", maximumSignificantDigits: 3 }));
-const share = or((value) => `${(100 * value).toFixed(value && Math.abs(value) < 0.0995 ? 1 : 0)}%`);
+const share = or((value) => {
+  if (isSchedule(value)) return "≈ 0";
+  if (value > 0 && value < 0.001) return `${digits(100 * value, 2)}%`;
+  return `${(100 * value).toFixed(value && Math.abs(value) < 0.0995 ? 1 : 0)}%`;
+});
 const seconds = or((value) =>
   (value && Math.abs(value) < 1 ? `${digits(value * 1000, 3)} ms` : `${digits(value, 3)} s`));
-const gpu = or((value) => `${Math.abs(value) < 100 ? digits(value, 2) : count(value)} GPU-s`);
+const sum = or((value) => (Math.abs(value) < 9.95 ? digits(value, 2) : count(value)));
+const gpu = or((value) => `${sum(value)} GPU-s`);
 const times = or((value) => `${digits(value, 3)}×`);
 const plain = or((value) => {
   if (Number.isInteger(value) || Math.abs(value) >= 1000) return count(value);
@@ -46,6 +53,7 @@ const list = (sentences) => sentences?.length > 0
 // The words are explained in page.html; those of `names` are shown.
 function words(names) {
   const all = [...document.getElementById("words").content.querySelectorAll("dt")];
+  if (!all.some((term) => names.includes(term.textContent))) return null;
   return html("details", { class: "words" }, html("summary", null, "What the words mean"),
     html("dl", null, all.filter((term) => names.includes(term.textContent)).map((term) =>
       [term.cloneNode(true), term.nextElementSibling.cloneNode(true)])));
@@ -86,8 +94,12 @@ function copier(columns, rows) {
 
 const FIGURE = /^[−+-]?[$€£]?\d[\d.,]* ?(%|ms|s|×)?( to [−+-]?[\d.,]+ ?%?)?$|^–?$/;
 
-// Cells are text or numbers. Only the first rows are drawn; all of them are copied.
-function table(title, columns, rows, most = 300) {
+// Cells are text or numbers; a column of nothing is left out. Only the first rows are drawn; all of them
+// are copied.
+function table(title, names, cells, most = 300) {
+  const isEmpty = (cell) => cell == null || cell === "" || cell === "–";
+  const kept = names.map((_, n) => n).filter((n) => n === 0 || !cells.every((row) => isEmpty(row[n])));
+  const [columns, ...rows] = [names, ...cells].map((row) => kept.map((n) => row[n]));
   const isFigure = (cell) => cell == null || typeof cell === "number" || FIGURE.test(cell);
   const kinds = columns.map((_, n) => (n > 0 && rows.every((row) => isFigure(row[n])) ? "figure" : null));
   const shown = (value) => (typeof value === "number" ? plain(value) : value || "–");
@@ -126,13 +138,15 @@ function sums(summary, rate) {
     html("div", { class: name }, html("b", null, value), html("span", null, about));
   return html("div", { class: summary.is_small || saved < 0 ? "small" : null },
     html("h1", null, sentence),
-    html("div", { class: "figures" },
-      figure("big", gpu(Math.abs(saved)),
-        `${saved < 0 ? "more prefill, a loss" : "of prefill saved"}: ${span(Math.abs(saved))} of one GPU`),
+    isNumber(saved) && html("div", { class: "figures" },
+      isSchedule(summary.saved_share) ? figure("big", "≈ 0 GPU-s", "of prefill saved")
+        : figure("big", gpu(Math.abs(saved)),
+          `${saved < 0 ? "more prefill, a loss" : "of prefill saved"}: ${span(Math.abs(saved))} of one GPU`),
       figure(null, share(summary.saved_share), "of the baseline's prefill"),
+      isNumber(summary.fleet_share) && figure(null, share(summary.fleet_share), "of all GPUs' time"),
       isNumber(worth) && figure(null, money(worth, rate),
         rate ? `at ${money(rate.gpu_hour_money, rate)} a GPU-hour` : "")),
-    html("p", { class: "fine" }, `Baseline: ${summary.baseline}.`,
+    isNumber(saved) && html("p", { class: "fine" }, `Baseline: ${summary.baseline}.`,
       best && !sentence.includes(best) && ` Best single lever: ${best}.`),
     list(summary.notes));
 }
@@ -146,8 +160,9 @@ function picture(saved) {
       { name: baseline, note: "the baseline", role: "baseline", value: before },
       whole && { name: whole.name, role: "ours", value: before - whole.saved_gpu_s },
       isNumber(bound) && { name: "No prefix computed twice", note: "the bound", role: "bound", value: bound },
-    ].filter(Boolean).map((row) => ({ ...row, text: count(row.value) }))),
-    isNumber(without) && html("p", { class: "fine" }, `Without any cache it would be ${count(without)}.`));
+    ].filter(Boolean).map((row) => ({ ...row, text: sum(row.value) }))),
+    without > 0 && html("p", { class: "fine" }, `Without any cache it would be ${sum(without)}: `
+      + `the engines' own caches save ${share(1 - before / without)} already.`));
 }
 
 function first({ summary, saved, trace, rate, kind, cautions }) {
@@ -164,19 +179,27 @@ function first({ summary, saved, trace, rate, kind, cautions }) {
     cautions?.length > 0 && html("aside", null, html("strong", null, "Read with care"), list(cautions)));
 }
 
-function savings({ saved: { levers, together }, rate }) {
+function stored({ requests, stored_requests: kept, joined_requests: joined, spared_output_tokens: spared, notes }) {
+  const tokens = isNumber(spared) ? `; ${rough(spared)} output tokens were not generated` : "";
+  return [html("p", { class: "answers" }, `The response cache answered ${count(kept + joined)} of ${count(requests)} `
+    + `requests (${share((kept + joined) / Math.max(1, requests))}) without an engine: ${count(kept)} from the store, `
+    + `${count(joined)} with the answer to an equal one under way${tokens}.`), list(notes)];
+}
+
+function savings({ saved: { levers, together }, answers, rate }) {
   const all = [...levers].sort((a, b) => b.saved_share - a.saved_share);
   if (together) all.unshift({ ...together, role: "ours" });
   const priced = (gpu_s) => (rate ? (gpu_s / 3600) * rate.gpu_hour_money : null);
   return section("What saves what",
     "Each lever alone, against the baseline, net of what it spent. Levers overlap: they don't add up. "
       + "Left of zero is a loss.",
-    ["prefill", "GPU-second", "baseline", "interval"],
+    ["prefill", "GPU-second", "baseline", "interval", ...levers.map((lever) => lever.name)],
     bars(all.map((lever) => bar(lever, "saved_share", share)), 0.2),
+    answers && stored(answers),
     table("Saved by lever",
       ["lever", "saved, share of prefill", "interval", "saved, GPU-seconds", "spent, GPU-seconds", "saved, money"],
       all.map((lever) => [lever.name, share(lever.saved_share), interval(lever, "saved_share", share),
-        count(lever.saved_gpu_s), count(lever.spent_gpu_s ?? 0),
+        isSchedule(lever.saved_share) ? "≈ 0" : sum(lever.saved_gpu_s), lever.spent_gpu_s ? sum(lever.spent_gpu_s) : null,
         money(lever.saved_money ?? priced(lever.saved_gpu_s), rate)])));
 }
 
@@ -195,7 +218,17 @@ function waiting({ latency: { arms, slo_ttft_s: target, notes } }) {
       arms.map((arm) => [arm.name, ...waits(arm.ttft), share(arm.goodput_share), plain(arm.goodput_per_s)])),
     arms.some((arm) => arm.service_ttft) && table("Service TTFT, without the queue",
       ["arm", "mean", "p50", "p95", "p99"], arms.map((arm) => [arm.name, ...waits(arm.service_ttft)])),
+    arms.some((arm) => arm.service_ttft)
+      && html("p", { class: "fine" }, "Service TTFT leaves out what a stored answer served: it never came to a worker."),
     list(notes));
+}
+
+// Whether the lines of a chart would lie on each other.
+function coincide(rows) {
+  const [first, ...others] = rows;
+  const top = Math.max(...rows.flatMap((row) => row.ys.filter(isNumber).map(Math.abs)), 0);
+  return others.every((row) => row.ys.length === first.ys.length
+    && row.ys.every((y, n) => isNumber(y) === isNumber(first.ys[n]) && !(Math.abs(y - first.ys[n]) > 0.01 * top)));
 }
 
 function after({ events }) {
@@ -203,6 +236,7 @@ function after({ events }) {
   const chart = (event, title, format, field) => {
     const rows = event.arms.filter((arm) => arm[field]?.length)
       .map((arm) => ({ ...arm, xs: arm.minute, ys: arm[field] }));
+    if (rows.length > 1 && coincide(rows)) return html("p", { class: "fine" }, `${title}: no visible difference here.`);
     return rows.length > 0
       && plotted(title, { x, y: { label: "", format }, rows, event: 0, label: `${event.name}: ${title}` });
   };
@@ -214,10 +248,12 @@ function after({ events }) {
 }
 
 function routing({ balance: { rules, notes } }) {
-  return section("Which worker gets it",
-    "Prefill still done under each routing rule, of what it would be without any cache. Less is better.",
-    ["prefill", "token hit ratio", "max ÷ mean", "TTFT", "interval"],
-    bars(rules.map((rule) => bar(rule, "prefill_share", share))),
+  const hasPrompts = rules.some((rule) => isNumber(rule.prefill_share));
+  return section("Which worker gets it", hasPrompts
+    ? "Prefill still done under each routing rule, of what it would be without any cache. Less is better."
+    : "The mean time to first token under each routing rule. Less is better.",
+    ["prefill", "token hit ratio", "max ÷ mean", "TTFT", "interval", ...rules.map((rule) => rule.name)],
+    bars(rules.map((rule) => (hasPrompts ? bar(rule, "prefill_share", share) : bar(rule, "ttft_mean_s", seconds)))),
     table("Routing rules", ["rule", "prefill done", "token hit ratio", "work, max ÷ mean", "TTFT mean", "TTFT p99"],
       rules.map((rule) => [rule.name, share(rule.prefill_share), share(rule.hit_token_ratio),
         times(rule.work_max_mean_ratio), seconds(rule.ttft_mean_s), seconds(rule.ttft_p99_s)])),
@@ -231,7 +267,7 @@ function sizes({ capacity: { curves, notes } }) {
     .sort((a, b) => b.gap_closed_share - a.gap_closed_share);
   return section("How large a cache",
     "Nothing gets above infinite; between LRU and Belady lies what a better policy could win.",
-    ["token hit ratio", "LRU", "Belady", "infinite", "gap closed", "interval"],
+    ["token hit ratio", "LRU", "Belady", "infinite", "gap closed", "interval", ...curves.map((curve) => curve.policy)],
     plotted("Token hit ratio against capacity", {
       x: { label: "capacity, tokens of KV (logarithmic)", unit: "tokens", format: rough, log: true },
       y: { label: "token hit ratio", format: share }, rows: named }),
@@ -249,8 +285,9 @@ function stakes({ headroom }) {
 }
 
 function added({ ablation: { measure, unit, mechanisms } }) {
+  const told = (value) => (unit === "share" ? share(value) : `${plain(value)} ${unit ?? ""}`);
   return section("What each mechanism adds", `${measure}.`, ["ablation", "interval"],
-    bars(mechanisms.map((one) => ({ ...bar(one, "added", plain), text: `${plain(one.added)} ${unit ?? ""}` }))));
+    bars(mechanisms.map((one) => ({ ...bar(one, "added", plain), text: told(one.added) }))));
 }
 
 function price({ price: { curves, notes } }) {
@@ -272,6 +309,7 @@ function made(report) {
     ["Block", some(trace.block_tokens, " tokens")], ["Lines skipped", some(trace.skipped_lines)],
     ["Workers", some(settings.workers)], ["HBM a worker", some(settings.hbm_tokens, " tokens of KV")],
     ["DRAM a worker", some(settings.dram_tokens, " tokens of KV")],
+    ["Answers kept", isNumber(settings.answers_ttl_s) && span(settings.answers_ttl_s)],
     ["SSD a worker", some(settings.ssd_tokens, " tokens of KV")],
     ["Service model", Object.entries(settings.service ?? {})
       .map(([name, value]) => `${name} ${plain(value)}`).join(", ")],

@@ -231,6 +231,12 @@ def test_nothing_to_win_is_said_plainly() -> None:
     assert tables[-1].verdict == "Nothing to win: everything fits."
 
 
+def test_where_nothing_comes_back_nothing_is_said_to_fit() -> None:
+    tables, _ = told(trace([arrival(float(at), [at]) for at in range(150)]), SMALL, "capacity")
+    assert "nothing comes back" in str(tables[-1].rows[0][2])
+    assert tables[-1].verdict == "Nothing to win on this trace."
+
+
 @pytest.mark.parametrize(
     ("shares", "worths", "verdict"),
     [

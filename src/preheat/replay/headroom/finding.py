@@ -45,7 +45,7 @@ def in_short(findings: Sequence[Finding]) -> Table:
         title="In short",
         note=(
             "How much of the prefill (of the loads of models) each part could save at most, alone: small is"
-            " below 5 %, big from 20 %."
+            " below 5 %, big from a fifth."
         ),
         columns=("part", "at most", "main numbers"),
         rows=tuple((one.part, one.worth, one.numbers) for one in findings),

@@ -63,10 +63,9 @@ def _pause_finding(size: str, made: Mapping[str, Kept]) -> Finding:
         f"{size}: LRU loses {_lost_share(lru):.1%} of the prefill; a DRAM tier leaves"
         f" {_lost_share(dram):.1%}; mean TTFT {now:.2f} s, then {then:.2f} s"
     )
-    fits = lru.lost_s == 0.0
-    if fits:
-        numbers = f"{size}: whatever comes back is still in memory: everything fits"
-    return Finding("pauses", share, numbers, fits)
+    if lru.lost_s == 0.0:
+        numbers = f"{size}: LRU loses nothing that comes back"
+    return Finding("pauses", share, numbers)
 
 
 def _pause_table(size: str, made: Mapping[str, Kept]) -> Table:
@@ -125,7 +124,7 @@ def trunks(
     numbers = f"{size} tokens a session: {held:.0%} of trunks are in memory"
     if now is not None and warm is not None:
         numbers += f"; median TTFT {now:.2f} s, if all were there {warm:.2f} s"
-    return (Finding("trunks", lost, numbers, fits=lost == 0.0),)
+    return (Finding("trunks", lost, numbers),)
 
 
 def _trunk_row(

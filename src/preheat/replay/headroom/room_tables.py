@@ -57,6 +57,9 @@ def capacities(
 def _room_finding(
     rooms: dict[float, float], endless: float, all_of_it: str, *, is_little: bool
 ) -> Finding:
+    if endless == 0.0:
+        nothing = f"nothing comes back: no prompt begins as one before it did ({all_of_it})"
+        return Finding("capacity", 0.0, nothing)
     if not rooms or is_little:
         return Finding("capacity", 0.0, f"everything fits: {all_of_it}", fits=True)
     at = max(rooms, key=lambda share: rooms[share])

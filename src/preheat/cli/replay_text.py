@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from preheat.cli.headroom import text_of
+from preheat.cli.tables import text_of, text_of_trace
 from preheat.core.costs import DECODING
 from preheat.replay.report import (
     Answers,
@@ -17,7 +17,6 @@ from preheat.replay.report import (
     Saved,
     Settings,
     Table,
-    Trace,
     Waits,
 )
 from preheat.replay.verdict import SCHEDULE_SHARE, figure, percent, rough_tokens
@@ -28,23 +27,15 @@ Cell = str | float | int | None
 def told(made: Report) -> str:
     """The whole report."""
     lines = [*_subject(made), *_sums(made)]
-    lines += ["", *(f"{text_of(table)}\n" for table in _tables(made))]
+    lines += ["", *(f"{text_of(_aligned(table))}\n" for table in _tables(made))]
     return "\n".join([*lines, *(f"- {caution}" for caution in made.cautions)])
 
 
 def _subject(made: Report) -> Iterator[str]:
     if made.trace is not None:
-        yield _trace(made.trace)
-        yield from (f"  {rule}" for rule in made.trace.rules)
+        yield text_of_trace(made.trace)
     if made.settings is not None and made.balance is not None:
         yield _fleet(made.settings)
-
-
-def _trace(trace: Trace) -> str:
-    parts = [f"{trace.requests:,} requests ({trace.format})", f"{trace.span_s:,.0f} s"]
-    if trace.input_tokens:
-        parts.append(f"{rough_tokens(trace.input_tokens)} prompt tokens")
-    return f"{trace.name}: {', '.join(parts)}"
 
 
 def _fleet(settings: Settings) -> str:
@@ -186,3 +177,16 @@ def _table(title: str, columns: dict[str, Callable[[str], Cell]], names: Sequenc
         column: found for column, found in cells.items() if any(cell is not None for cell in found)
     }
     return Table(title=title, columns=tuple(known), rows=tuple(zip(*known.values(), strict=True)))
+
+
+def _aligned(table: Table) -> Table:
+    """The same, with figures that are told as text to the right, as numbers are."""
+    first, *others = zip(table.columns, *table.rows, strict=True)
+    columns = [
+        [cell.rjust(max(map(len, column))) for cell in column]
+        if all(isinstance(cell, str) for cell in column)
+        else column
+        for column in others
+    ]
+    head, *rows = zip(first, *columns, strict=True)
+    return msgspec.structs.replace(table, columns=head, rows=tuple(rows))

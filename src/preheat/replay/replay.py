@@ -199,6 +199,7 @@ def _cautions(trace: Trace, *, has_lengths: bool) -> Iterable[str]:
         )
     else:
         yield "The trace has no blocks of prompts: nothing about prefixes can be concluded."
+        yield "Routing isn't in Preheat's gateway yet: its waits are what could be had."
     yield "The service model is given, not measured on your engine: compare arms, not clocks."
 
 

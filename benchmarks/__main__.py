@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         about = (benchmark.__doc__ or "").strip()
         one = names.add_parser(
             name,
-            help=about.partition("\n")[0],
+            help=about.partition("\n")[0].replace("%", "%%"),
             description=about,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )

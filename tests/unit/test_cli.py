@@ -140,7 +140,7 @@ def test_config_prints_one_json_document(capsys: pytest.CaptureFixture[str]) -> 
     [
         ("[exact]\nttl = 5\n", "exact.ttl: unknown key"),
         ("[exact\n", "isn't valid TOML"),
-        ('[l1]\neviction = { name = "lfu" }\n', "l1.eviction.name: unknown policy 'lfu'"),
+        ('[l1]\neviction = { name = "mfu" }\n', "l1.eviction.name: unknown policy 'mfu'"),
         ('[l1.admission]\nname = "doorkeeper"\noptions = { windw = 1 }\n', "has no 'windw'"),
         ('[listen]\naddress = "0.0.0.0:80"\n', "listen.address"),
     ],

@@ -212,7 +212,7 @@ def test_the_study_ends_with_a_line_a_part_and_counts_its_simulations() -> None:
     ]
     by_part = {str(row[0]): row for row in short.rows}
     assert by_part["pauses"][1] == "big"  # LRU loses everything of prompts that come in turn
-    assert "a DRAM tier leaves 0.0%" in str(by_part["pauses"][2])
+    assert "an endless DRAM tier leaves 0.0%" in str(by_part["pauses"][2])
     assert "round robin" in str(by_part["routing"][2])
     assert "p95 TTFT" in str(by_part["events"][2])
     assert not short.verdict

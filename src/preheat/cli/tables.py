@@ -47,7 +47,7 @@ def text_of_trace(trace: "Trace") -> str:
     lines = [
         f"{trace.name}: {trace.requests:,} requests ({trace.format}),"
         f" {trace.span_s:,.0f} s, {trace.input_tokens:,} prompt tokens",
-        *(f"  {rule}" for rule in trace.rules),
+        *(line for rule in trace.rules for line in _wrapped(rule, "  ")),
     ]
     if trace.skipped_lines:
         lines.append(f"  {trace.skipped_lines:,} lines were skipped: they couldn't be read.")

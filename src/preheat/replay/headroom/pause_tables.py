@@ -7,7 +7,7 @@ from math import fsum
 from preheat.core.prefix import LeafLru, PrefixStore
 from preheat.core.spread import spread_of
 from preheat.replay.headroom.finding import Finding
-from preheat.replay.headroom.pauses import DRAM, LRU, Arm, Kept, Sitting, arms, keep
+from preheat.replay.headroom.pauses import DRAM, FINITE, LRU, Arm, Kept, Sitting, arms, keep
 from preheat.replay.headroom.wanted import Progress, Wanted, simulated
 from preheat.replay.pool import Service, serve
 from preheat.replay.report import Table
@@ -59,9 +59,10 @@ def _pause_finding(size: str, made: Mapping[str, Kept]) -> Finding:
     lru, dram = made[LRU], made[DRAM]
     share = (lru.lost_s - dram.lost_s) / max(1e-9, lru.served_s)
     now, then = (spread_of(one.ttfts_s).mean or 0.0 for one in (lru, dram))
+    finite = f", one of 192 k {_lost_share(made[FINITE]):.1%}" if FINITE in made else ""
     numbers = (
-        f"{size}: LRU loses {_lost_share(lru):.1%} of the prefill; a DRAM tier leaves"
-        f" {_lost_share(dram):.1%}; mean TTFT {now:.2f} s, then {then:.2f} s"
+        f"{size}: LRU loses {_lost_share(lru):.1%} of the prefill; an endless DRAM tier leaves"
+        f" {_lost_share(dram):.1%}{finite}; mean TTFT {now:.2f} s, with the endless one {then:.2f} s"
     )
     if lru.lost_s == 0.0:
         numbers = f"{size}: LRU loses nothing that comes back"

@@ -22,6 +22,7 @@ ENDLESS: Final = 1 << 40
 DAY_S: Final = 86_400.0
 LRU: Final = "the engine's LRU"
 DRAM: Final = "DRAM on demand"
+FINITE: Final = "DRAM of 192 k on demand"
 
 
 class Sitting(msgspec.Struct, frozen=True):
@@ -65,7 +66,7 @@ def arms(block_tokens: int, open_sessions: float) -> Iterator[Arm]:
     yield Arm("told when a session is over", told_over=True)
     yield Arm(DRAM, (TierSpec("dram", ENDLESS, dram_s),))
     yield Arm("SSD on demand", (TierSpec("ssd", ENDLESS, ssd_s),))
-    yield Arm("DRAM of 192 k on demand", (dram,))
+    yield Arm(FINITE, (dram,))
     yield Arm("ours: DRAM of 192 k, told when over", (dram,), told_over=True)
     yield Arm(
         "DRAM of 192 k, always in time",

@@ -217,6 +217,7 @@ def test_a_stream_of_keys_gets_hit_ratios_alone() -> None:
     made = replay(Trace(name="keys", format="test", arrivals=keys), Questions(), quiet)
     assert made.saved is None
     assert made.cautions == ()
+    assert made.settings == report.Settings(workers=0)
     (table,) = made.headroom
     infinite = table.rows[-1]
     assert infinite[0] == "infinite"

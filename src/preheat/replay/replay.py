@@ -57,7 +57,8 @@ def replay(trace: Trace, asked: Questions, progress: Progress) -> report.Report:
     elif keyed:
         known = tuple(name for name in sections.KEY_POLICIES if name in eviction.POLICIES)
         table = sections.keys_section(trace, known, progress)
-        made = msgspec.structs.replace(made, headroom=(table,))
+        settings = report.Settings(workers=0, command=asked.command)  # no engine was simulated
+        made = msgspec.structs.replace(made, headroom=(table,), settings=settings)
     return made
 
 

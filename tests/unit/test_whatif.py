@@ -119,7 +119,7 @@ def test_the_report_tells_every_lever_and_nothing_that_was_not_measured() -> Non
     for lru, belady, most in zip(curves["lru"], curves["belady"], curves["infinite"], strict=True):
         assert lru <= belady <= most
     assert made.ablation is not None
-    assert made.price is None
+    assert made.price is not None
     document = report.encode(made)
     assert report.decode(document) == made
     assert json.loads(document)["schema"] == "preheat.report/1"

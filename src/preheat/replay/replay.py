@@ -82,6 +82,9 @@ def _with_fleet(
         tasks.update(around.items())
         cells = sections.capacity_tasks(trace, asked.setup.service, asked.policies)
         tasks.update(cells.items())
+    price = sections.price_task(trace, asked.setup.service) if cells else None
+    if price is not None:
+        tasks["price"] = price
     found = each(tasks, progress)
     runs = {name: found[one] for name, one in setups.items()}
     made = msgspec.structs.replace(made, cautions=(*_refused(runs[BASELINE]), *made.cautions))
@@ -96,6 +99,8 @@ def _with_fleet(
     if cells:
         ratios = {name: found[name] for name in cells}
         changes["capacity"] = sections.capacity_section(trace, ratios)
+    if price is not None:
+        changes["price"] = report.Price(curves=(found["price"],))
     return msgspec.structs.replace(made, **changes)
 
 

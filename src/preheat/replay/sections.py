@@ -15,6 +15,8 @@ from preheat.replay.granularity import full_paths
 from preheat.replay.keys import hits
 from preheat.replay.orders import Clairvoyant
 from preheat.replay.pool import serve
+from preheat.replay.price import price_curve
+from preheat.replay.report import PriceCurve
 from preheat.replay.verdict import gap_closed, rough_tokens
 from preheat.traces.arrival import Trace
 
@@ -82,6 +84,12 @@ def repeats_note(trace: Trace) -> str:
     if not room:
         return "No full block of a prompt comes twice."
     return f"Everything that repeats fits in {rough_tokens(room)} tokens of memory: no hit curves."
+
+
+def price_task(trace: Trace, service: ServiceModel) -> Callable[[], PriceCurve]:
+    """The price of a place in one memory for a tenth of the distinct blocks, over time."""
+    blocks = max(1, distinct_blocks(trace) // 10)
+    return partial(price_curve, trace, service, blocks, _RENEW_REQUESTS)
 
 
 def capacity_section(trace: Trace, ratios: Mapping[tuple[str, int], float]) -> report.Capacity:

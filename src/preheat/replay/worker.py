@@ -395,7 +395,9 @@ class Worker:
         self.pending_s += took_s - job.expected_s
         self.pending_tokens += tokens - job.expected_tokens
         if not self.pending_tokens:
-            self.pending_s = 0.0  # and not the dust of many additions: routers compare it with others
+            self.pending_s = (
+                0.0  # and not the dust of many additions: routers compare it with others
+            )
         job.expected_s, job.expected_tokens = took_s, tokens
 
     def _count_blocks(self, job: Job, blocks: int) -> None:

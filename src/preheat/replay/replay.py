@@ -30,7 +30,7 @@ class Questions(msgspec.Struct, frozen=True, kw_only=True):
     ours: str = "preheat"
     tier_tokens: int = 4_000_000
     exact_ttl_s: float = 3_600.0
-    policies: tuple[str, ...] = ("j", "s3fifo")
+    policies: tuple[str, ...] = ("j",)
     slo_ttft_s: float = 2.0
     rate: report.Rate | None = None
     command: str = ""

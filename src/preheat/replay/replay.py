@@ -69,22 +69,21 @@ def _with_fleet(
     setups = _setups(asked, levers)
     routings = {name: msgspec.structs.replace(asked.setup, routing=name) for name in arms.RULES}
     routings.setdefault(asked.ours, msgspec.structs.replace(asked.setup, routing=asked.ours))
-    distinct = {*setups.values(), *routings.values()}
-    tasks: dict[Hashable, Callable[[], Any]] = {
-        one: partial(_measured, trace, one, asked.slo_ttft_s) for one in sorted(distinct, key=repr)
-    }
     around: dict[str, Callable[[], arms.Curve]] = {}
     cells: dict[tuple[str, int], Callable[[], float]] = {}
+    tasks: dict[Hashable, Callable[[], Any]] = {}  # the longest first: cores end together
+    price = None
     if trace.block_tokens:
+        cells = sections.capacity_tasks(trace, asked.setup.service, asked.policies)
+        tasks.update(cells.items())
+        if cells:
+            price = tasks["price"] = sections.price_task(trace, asked.setup.service)
         if trace.times != "order":
             routed = msgspec.structs.replace(asked.setup, routing=asked.ours)
             around = arms.event_tasks(trace, routed)
-        tasks.update(around.items())
-        cells = sections.capacity_tasks(trace, asked.setup.service, asked.policies)
-        tasks.update(cells.items())
-    price = sections.price_task(trace, asked.setup.service) if cells else None
-    if price is not None:
-        tasks["price"] = price
+            tasks.update(around.items())
+    for one in sorted({*setups.values(), *routings.values()}, key=repr):
+        tasks[one] = partial(_measured, trace, one, asked.slo_ttft_s)
     found = each(tasks, progress)
     runs = {name: found[one] for name, one in setups.items()}
     made = msgspec.structs.replace(made, cautions=(*_refused(runs[BASELINE]), *made.cautions))

@@ -65,8 +65,8 @@ def capacity_tasks(
     if distinct < FEWEST_BLOCKS:
         return {}
     tasks: dict[tuple[str, int], Callable[[], float]] = {}
-    for blocks in sorted({max(1, round(share * distinct)) for share in SHARES}):
-        for name in ("lru", "belady", *policies):
+    for blocks in sorted({max(1, round(share * distinct)) for share in SHARES}, reverse=True):
+        for name in (*policies, "belady", "lru"):
             tasks[name, blocks] = partial(_hit_ratio, trace, service, name, blocks)
     tasks["infinite", distinct] = partial(_hit_ratio, trace, service, "lru", distinct)
     return tasks
@@ -96,7 +96,7 @@ def capacity_section(trace: Trace, ratios: Mapping[tuple[str, int], float]) -> r
     """What came of `capacity_tasks`: curves between LRU and Belady."""
     sizes = sorted({blocks for name, blocks in ratios if name == "lru"})
     endless = next(ratio for (name, _), ratio in ratios.items() if name == "infinite")
-    names = dict.fromkeys(name for name, _ in ratios)
+    names = dict.fromkeys(("lru", "belady", *(name for name, _ in ratios)))
     curves = {name: [ratios.get((name, blocks), endless) for blocks in sizes] for name in names}
     return report.Capacity(
         curves=tuple(

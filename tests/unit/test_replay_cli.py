@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 from pathlib import Path
 
@@ -186,6 +187,7 @@ def test_mixed_formats_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixtur
         ["--worker-tokens", "inf"],
         ["--tier-tokens", "-1"],
         ["--speed", "0"],
+        ["--speed", "1e-320"],
         ["--gpu-hour", "nan"],
         ["--ttl", "-1"],
     ],
@@ -303,3 +305,52 @@ def test_headroom_refuses_impossible_numbers(
     trace: str, capsys: pytest.CaptureFixture[str], option: list[str]
 ) -> None:
     assert option[0] in failing(["headroom", trace, *option], capsys, code=2)
+
+
+def test_an_engines_speeds_may_be_given(
+    trace: str, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    service = tmp_path / "service.json"
+    service.write_text('{"token_s": 1e-4, "attention_s": 0}')
+    assert main(["replay", trace, *SMALL, "--service", str(service), "--json"]) == 0
+    made = report.decode(capsysbinary.readouterr().out)
+    assert made.settings is not None
+    assert made.settings.service["token_s"] == 1e-4
+    assert made.saved is not None
+    tokens = sum(int(str(row["input_length"])) for row in rows())
+    assert made.saved.no_cache_gpu_s == pytest.approx(tokens * 1e-4)
+
+
+@pytest.mark.parametrize("text", ["{", '{"tokens_s": 1}', '{"token_s": -1}', '{"token_s": "x"}'])
+def test_speeds_that_cannot_be_are_told(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    service = tmp_path / "service.json"
+    service.write_text(text)
+    assert "service.json" in failing(["replay", trace, "--service", str(service)], capsys)
+
+
+def test_a_page_in_the_place_of_a_folder_is_told_before_the_work(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "folder" in failing(["replay", trace, "--html", str(tmp_path)], capsys)
+
+
+def test_a_full_disk_loses_the_page_and_not_the_result(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", trace, *SMALL, "--html", "/dev/full"]) == 1
+    said = capsys.readouterr()
+    assert "would have been saved" in said.out
+    assert "/dev/full" in said.err
+
+
+def test_a_name_that_is_no_text_is_shown_as_far_as_it_is(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    path = tmp_path / os.fsdecode(b"t\xff\x1b[2J.jsonl")
+    write(path, [json.dumps(row) for row in rows()])
+    assert main(["replay", str(path), *SMALL, "--json"]) == 0
+    made = report.decode(capsysbinary.readouterr().out)
+    assert made.trace is not None
+    assert made.trace.name.endswith("t??[2J.jsonl")

@@ -35,6 +35,14 @@ def seconds(text: str) -> float:
     return number
 
 
+def speed(text: str) -> float:
+    """How many times as fast time runs: from a millionth to a million."""
+    number = positive(text)
+    if not 1e-6 <= number <= 1e6:
+        raise argparse.ArgumentTypeError("must be from 1e-6 to 1e6")
+    return number
+
+
 def _whole(text: str, least: int) -> int:
     number = float(text)
     if not isfinite(number) or number < least or number != int(number):

@@ -17,12 +17,15 @@ import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from preheat.cli.numbers import count, count_or_none, positive, seconds
+from preheat.cli.numbers import count, count_or_none, positive, seconds, speed
 from preheat.cli.progress import Line
 from preheat.cli.reading import add_reading_arguments, read_trace
 from preheat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from preheat.core.costs import ServiceModel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     fleet.add_argument("--routing", default="preheat", metavar="RULE", help="ours (preheat)")
     fleet.add_argument(
-        "--speed", type=positive, default=1.0, metavar="X", help="time runs X times as fast"
+        "--speed", type=speed, default=1.0, metavar="X", help="time runs X times as fast"
+    )
+    fleet.add_argument(
+        "--service",
+        type=Path,
+        metavar="FILE",
+        help="what an engine's step takes, as JSON: token_s, attention_s, step_s, sequence_s, context_s",
     )
     fleet.add_argument(
         "--closed", action="store_true", help="a session's next request waits for its answer"
@@ -100,11 +109,12 @@ def run(options: argparse.Namespace) -> int:
     from preheat.replay import report
     from preheat.replay.replay import Questions, replay
     from preheat.replay.whatif import Setup
+    from preheat.traces.reading import printable
 
     _known("routing rule", [options.routing], POLICIES)
     _known("eviction policy", options.policy, eviction.POLICIES)
-    if options.html is not None and not options.html.absolute().parent.is_dir():
-        raise ConfigError(f"--html {options.html}: its folder doesn't exist")
+    if options.html is not None:
+        _check_page(options.html)
     worker_tokens = _worker_tokens(options)
     line = Line()
     line.tell("reading")
@@ -116,6 +126,7 @@ def run(options: argparse.Namespace) -> int:
             worker_tokens=worker_tokens,
             loop="closed" if options.closed else "open",
             speed=options.speed,
+            service=_service(options.service) if options.service else Setup().service,
         ),
         ours=options.routing,
         tier_tokens=options.tier_tokens,
@@ -123,20 +134,47 @@ def run(options: argparse.Namespace) -> int:
         policies=tuple(options.policy) or defaults.policies,
         slo_ttft_s=options.slo_ttft_s,
         rate=report.Rate(gpu_hour_money=options.gpu_hour) if options.gpu_hour else None,
-        command=f"preheat {shlex.join(sys.argv[1:])}",
+        command=printable(f"preheat {shlex.join(sys.argv[1:])}"),
     )
     made = replay(trace, asked, line.tell)
     line.end()
     document = report.encode(made)
-    if options.html is not None:
-        options.html.write_bytes(page(document))
     if options.json:
         sys.stdout.buffer.write(document + b"\n")
-        return 0
-    print(told(made))
-    if options.html is None:
+    else:
+        print(told(made))
+    if options.html is not None:
+        try:
+            options.html.write_bytes(page(document))
+        except OSError as error:
+            raise ConfigError(f"--html {options.html}: {error.strerror}") from None
+    elif not options.json:
         print("\nWith --html FILE as a page, with --json as one document.")
     return 0
+
+
+def _check_page(path: Path) -> None:
+    if path.is_dir():
+        raise ConfigError(f"--html {path}: it is a folder; name a file in it")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--html {path}: its folder doesn't exist")
+
+
+def _service(path: Path) -> "ServiceModel":
+    import msgspec
+
+    from preheat.core.costs import ServiceModel
+
+    try:
+        given = msgspec.json.decode(path.read_bytes(), type=ServiceModel)
+    except OSError as error:
+        raise ConfigError(f"--service {path}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--service {path}: {error}") from None
+    for name, value in msgspec.structs.asdict(given).items():
+        if not 0 <= value < 1e6:
+            raise ConfigError(f"--service {path}: {name} is {value:g}, and must be seconds from 0")
+    return given
 
 
 def _worker_tokens(options: argparse.Namespace) -> int:

@@ -48,7 +48,7 @@ class ServiceTimes:
         return None if known is None or known[0] < _ENOUGH else known[1]
 
 
-class ServiceModel(msgspec.Struct, frozen=True):
+class ServiceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds that a worker computes: one engine step of continuous batching is
 
         step_s + token_s·new + attention_s·Σ(new tokens · tokens before each)

@@ -189,7 +189,16 @@ def _known(but: str = "") -> str:
 def _together(sources: Sequence[Source]) -> str:
     first = sources[0].folder or sources[0].path
     more = len({source.folder or source.path for source in sources}) - 1
-    return f"{first} and {more} more" if more else str(first)
+    return printable(f"{first} and {more} more" if more else str(first))
+
+
+def printable(text: str) -> str:
+    """The same where it can be shown: neither bytes that are no text nor what moves a terminal.
+
+    >>> printable("a" + chr(0xDCFF) + chr(27) + "[2Jb")
+    'a??[2Jb'
+    """
+    return "".join(one if one.isprintable() else "?" for one in text)
 
 
 def _first_bad(reading: Reading) -> str:

@@ -354,3 +354,13 @@ def test_a_name_that_is_no_text_is_shown_as_far_as_it_is(
     made = report.decode(capsysbinary.readouterr().out)
     assert made.trace is not None
     assert made.trace.name.endswith("t??[2J.jsonl")
+
+
+def test_a_worker_into_which_nothing_fits_is_told(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--worker-tokens", "100", "--alone-tokens", "100", "--part", "events"]
+    assert main(["headroom", trace, *options]) == 1
+    said = capsys.readouterr().err
+    assert "no request fits" in said
+    assert "Traceback" not in said

@@ -13,6 +13,7 @@ import msgspec
 
 from preheat.core.routing import RoutingPolicy
 from preheat.core.spread import percentile
+from preheat.errors import ConfigError
 from preheat.replay.fleet import Fleet, FleetSpec, Run, run
 from preheat.replay.headroom import warmth
 from preheat.replay.headroom.warmth import Arm, Place, Warmed
@@ -236,5 +237,10 @@ def speed_for(
     for _ in range(rounds):
         made = run(part, block_tokens, Fleet(spec, policy()), speed=speed)
         busy_s = fsum(made.jobs[number].computed_s for number in counted) / spec.workers
+        if not busy_s:
+            raise ConfigError(
+                f"no request fits into a worker of {spec.worker.capacity_blocks * block_tokens:,} tokens:"
+                " give it more (--worker-tokens, --alone-tokens)"
+            )
         speed *= load / (busy_s / (span_s / speed))
     return speed

@@ -16,6 +16,13 @@ from preheat.replay.side_by_side import each
 Task = Callable[[], tuple[int, int]]
 
 
+@pytest.fixture(autouse=True)
+def _alone() -> None:
+    """Forking is safe from one thread only; other tests may have left some behind."""
+    if len(os.listdir("/proc/self/task")) > 1:
+        pytest.skip("threads of other tests are running: run this file by itself")
+
+
 def square(number: int) -> tuple[int, int]:
     return number * number, os.getpid()
 

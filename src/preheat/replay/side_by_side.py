@@ -90,4 +90,7 @@ def _one_by_one(tasks: Mapping[K, Callable[[], T]], progress: Callable[[str], No
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    """How many may be used by forking: one where other threads run, whose locks a fork would keep."""
+    if sys.platform != "linux" or len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 (a count)
+        return 1
+    return len(os.sched_getaffinity(0))

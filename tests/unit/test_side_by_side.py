@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,7 @@ Task = Callable[[], tuple[int, int]]
 @pytest.fixture(autouse=True)
 def _alone() -> None:
     """Forking is safe from one thread only; other tests may have left some behind."""
-    if len(os.listdir("/proc/self/task")) > 1:
+    if len(list(Path("/proc/self/task").iterdir())) > 1:
         pytest.skip("threads of other tests are running: run this file by itself")
 
 

@@ -104,8 +104,10 @@ class Play:
 
     @property
     def gateway_rss_bytes(self) -> int:
+        """The memory that is the worker's own. Pages of the files that it maps (the second level on
+        disk, libraries) aren't in it: they are the system's, which takes them back when it likes."""
         status = Path(f"/proc/{self.gateway.worker_pid}/status").read_text()
-        return int(status.partition("VmRSS:")[2].split()[0]) * 1_024
+        return int(status.partition("RssAnon:")[2].split()[0]) * 1_024
 
     def ask(
         self,

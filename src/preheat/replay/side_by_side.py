@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Hashable, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -90,7 +91,10 @@ def _one_by_one(tasks: Mapping[K, Callable[[], T]], progress: Callable[[str], No
 
 
 def _cores() -> int:
-    """How many may be used by forking: one where other threads run, whose locks a fork would keep."""
-    if sys.platform != "linux" or len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 (a count)
+    """How many may be used by forking: one where other threads run, whose locks a fork would keep.
+
+    Threads of numpy's BLAS don't count: they are idle, and their library prepares for a fork.
+    """
+    if sys.platform != "linux" or threading.active_count() > 1:
         return 1
     return len(os.sched_getaffinity(0))

@@ -35,6 +35,12 @@ _NEEDED: Final = (
 )
 """Columns of the log that are looked at."""
 
+_DAMAGE: Final = (
+    *(OSError, ValueError, LookupError, TypeError, NotImplementedError),
+    *(ArithmeticError, MemoryError, msgspec.MsgspecError),
+)
+"""What reading a damaged file may raise: Arrow's own are kinds of these, and values may be anything."""
+
 _WORDS: Final = ("kind", "stop", "agent", "adapter")
 _READ: Final = (*_NEEDED, "name", "session_name", "turn", "think_s", "ends_session", *_WORDS)
 """The last ones are there in a written trace only."""
@@ -59,11 +65,11 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
     written: list[Written | None] = []
     numbers = Numbering()
     for source, file in _files(sources, reading):
-        table = _loaded(source, file, reading)
-        if table is None:
+        told = _told(source, file, numbers, reading)
+        if told is None:
             continue
-        written.append(written_of(table.schema.metadata))
-        asked += _asked(table, numbers, reading)
+        written.append(told[0])
+        asked += told[1]
         reading.step(source, len(asked))
     asked.sort(key=lambda one: one.at)
     trace = _one_of(written)
@@ -98,22 +104,36 @@ def _files(sources: Sequence[Source], reading: Reading) -> Iterator[tuple[Source
             folders.add(source.path.parent)
             try:
                 files = own.files(source.path.parent)
-            except (OSError, ValueError):
+            except _DAMAGE:
                 reading.refuse(source, 1, "a file beside it is damaged: name the others one by one")
                 continue
             for file in files:
                 yield Source(file.path, source.folder), file
 
 
-def _loaded(source: Source, file: "LogFile", reading: Reading) -> Any:
-    """The file's table, or None for one that is gone or can't be read."""
+def _told(
+    source: Source, file: "LogFile", numbers: Numbering, reading: Reading
+) -> tuple[Written | None, list[_Asked]] | None:
+    """What the file says, all of it looked at here: damage may show at any value. None for one that
+    is gone or can't be read."""
     try:
         table = file.load()
-    except (OSError, ValueError):  # pyarrow's own are kinds of these
+        if table is None:
+            return None
+        table = _checked(source, table)
+        return written_of(table.schema.metadata), list(_asked(table, numbers, reading))
+    except _DAMAGE:
         reading.refuse(source, 1, "the file is cut off or damaged")
         return None
-    if table is None:
-        return None
+
+
+def _checked(source: Source, table: Any) -> Any:
+    """The columns that are looked at, in the types that the log has (a word may be plain text)."""
+    import pyarrow as pa  # noqa: PLC0415 - needs the extra `log`
+
+    from preheat.traces.own import SCHEMA  # noqa: PLC0415 - the same
+    from preheat.traces.writing import MORE  # noqa: PLC0415 - the same
+
     needed = ("at", "new_blocks", "shared_blocks", *_NEEDED)
     missing = [name for name in needed if name not in table.schema.names]
     if missing:
@@ -121,6 +141,13 @@ def _loaded(source: Source, file: "LogFile", reading: Reading) -> Any:
             f"{source.path}: a Parquet file, but no request log of ours: no column {missing[0]!r} "
             "(docs/request-log.md has them all)"
         )
+    for field in (*SCHEMA, *MORE):
+        place = table.schema.get_field_index(field.name)
+        if place < 0 or table.schema.field(place).type == field.type:
+            continue
+        is_word = pa.types.is_dictionary(field.type)
+        plain = table[field.name].cast(field.type.value_type if is_word else field.type)
+        table = table.set_column(place, field.name, plain)
     return table
 
 

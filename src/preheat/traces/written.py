@@ -1,7 +1,7 @@
 """What a trace written in the form of our log says of itself, in its file's metadata."""
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -16,7 +16,7 @@ class Written(msgspec.Struct, frozen=True):
 
     name: str
     format: str
-    block_tokens: int
+    block_tokens: Annotated[int, msgspec.Meta(ge=0)]
     times: Literal["measured", "rule", "order"]
     rules: tuple[str, ...]
 

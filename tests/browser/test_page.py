@@ -20,9 +20,13 @@ from preheat.replay.report import (
     Latency,
     Lever,
     Mechanism,
+    Price,
+    PriceCurve,
     Report,
     RoutingRule,
     Saved,
+    Settings,
+    Table,
     Trace,
     Waits,
     encode,
@@ -103,22 +107,37 @@ def awkward() -> Report:
         policy="one", capacity_blocks=(1,), capacity_tokens=(512,), hit_token_ratio=(0.0,)
     )
     saved = Saved(
-        baseline=long,
+        baseline="w" * 300,
         baseline_gpu_s=1e9,
         levers=(Lever(name="x" * 300, note=long, saved_gpu_s=-1e9, saved_share=-1.0),),
     )
     waits = (0.0004, 0.02, 3.0, 90.0, 4_000.0)
+    word = "z" * 300
+    arm = EventArm(name=word, minute=(0.0, 1.0), ttft_p95_s=(1.0, 2.0))
     return Report(
-        trace=Trace(name="y" * 300),
-        summary=summary_of(saved),
+        trace=Trace(name="y" * 300, format="y" * 300, rules=(word,)),
+        settings=Settings(workers=1, command=word, service={word: 1.0}, rules=(word,)),
+        summary=summary_of(saved, notes=(word,)),
         saved=saved,
-        capacity=Capacity(curves=(*curves, single)),
+        capacity=Capacity(curves=(*curves, single), notes=(word,)),
         latency=Latency(
             arms=tuple(
                 Arm(name=long, ttft=Waits(p50_s=wait, p95_s=2 * wait, p99_s=2.1 * wait))
                 for wait in waits
             )
         ),
+        balance=Balance(rules=(RoutingRule(name=word, prefill_share=0.5),), notes=(word,)),
+        events=(Event(name=word, note=word, arms=(arm,)),),
+        headroom=(
+            Table(title=word, note=word, verdict=word, columns=("arm", word), rows=((word, 1.0),)),
+        ),
+        ablation=Ablation(
+            measure=word, unit=word, mechanisms=(Mechanism(name=word, note=word, added=1.0),)
+        ),
+        price=Price(
+            curves=(PriceCurve(pool=word, at_s=(0.0, 1.0), price_gpu_s_per_gib_h=(1.0, 2.0)),)
+        ),
+        cautions=(word,),
     )
 
 

@@ -28,7 +28,7 @@ import importlib.metadata
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -36,13 +36,22 @@ import msgspec
 
 from benchmarks import closure_live
 from benchmarks.closure_live import Clients, Engine, Pace
-from benchmarks.closure_replay import Asked, Learned, Replay, learned
+from benchmarks.closure_replay import (
+    Asked,
+    Learned,
+    Replayed,
+    Servers,
+    asked_of,
+    learned,
+    replayed,
+)
 from benchmarks.process import Others, two_cores
 from benchmarks.report import BenchmarkError, Progress, Result
 from preheat.core.costs import ServiceModel
 from preheat.engines.child import ChildSettings, find_weights
 from preheat.replay.llamacpp import ServerSpec
-from preheat.traces import own
+from preheat.traces import own, reading
+from preheat.traces.arrival import Trace
 from preheat.traces.own import Logged
 
 SLOTS = 2
@@ -108,7 +117,8 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
             folder.mkdir(parents=True, exist_ok=True)
             _live(folder, settings, pace, options.fit_share, progress)
         live = msgspec.json.decode((folder / KEPT).read_bytes(), type=Live)
-        rows = list(own.requests(folder / "log"))
+        rows = {one.id: one for one in own.requests(folder / "log")}
+        trace = reading.read(folder / "log")
     if len(rows) != live.asked:
         raise BenchmarkError(f"{live.asked} requests were sent, {len(rows)} are in the log")
     spec = ServerSpec(
@@ -118,7 +128,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
         token_bytes=SMOLLM2_TOKEN_BYTES,
     )
     return Result(
-        figures(live, rows, spec, progress),
+        figures(live, trace, rows, spec, progress),
         {"xllamacpp": importlib.metadata.version("xllamacpp"), "weights": Path(model).name},
     )
 
@@ -175,25 +185,24 @@ async def _ask_all(
 
 
 def figures(
-    live: Live, rows: Sequence[Logged], spec: ServerSpec, progress: Progress
+    live: Live, trace: Trace, rows: Mapping[str, Logged], spec: ServerSpec, progress: Progress
 ) -> dict[str, float]:
     """What the replay says of the compared part, and how far off it is."""
-    began_us = rows[0].at_us
-    asked = [Asked.of(row, began_us) for row in rows]
-    split_at = live.split_at - began_us / 1e6
-    known = _learned(rows, asked, spec, lambda one: one.at + one.service_s < split_at)
+    asked = asked_of(trace, rows)
+    split_at = live.split_at - rows[trace.arrivals[0].id].at_us / 1e6
+    known = _learned(rows, asked, spec, lambda one: one.at + one.arrival.service_s < split_at)
     progress.say(str(known.service))
     progress.say(str(known.service.model))
     later = _learned(rows, asked, spec, lambda one: one.at >= split_at)
     workers = sorted({one.worker for one in asked if one.worker})
     placed = [workers.index(one.worker) if one.worker else 0 for one in asked]
-    free = Replay(asked, known, spec, split_at=split_at)
-    told_placed = Replay(asked, known, spec, split_at=split_at, placed=placed)
+    free = replayed(trace, asked, Servers(asked, known, spec), split_at)
+    told_placed = replayed(trace, asked, Servers(asked, known, spec, placed=placed), split_at)
     seen, told = _seen(asked, split_at, live.prefill_s), _told(asked, free, split_at)
     same = [
-        came.prompt.worker == place
-        for one, came, place in zip(asked, free.came, placed, strict=True)
-        if one.at >= split_at and one.worker and came.prompt is not None
+        free.prompts[number].worker == place
+        for number, (one, place) in enumerate(zip(asked, placed, strict=True))
+        if one.at >= split_at and one.worker and number in free.prompts
     ]
     found: dict[str, float] = {
         **_errors(seen, told, ""),
@@ -214,32 +223,33 @@ def figures(
 
 
 def _learned(
-    rows: Sequence[Logged],
+    rows: Mapping[str, Logged],
     asked: Sequence[Asked],
     spec: ServerSpec,
     wanted: Callable[[Asked], bool],
 ) -> Learned:
-    both = [(row, one) for row, one in zip(rows, asked, strict=True) if wanted(one)]
-    return learned([row for row, _ in both], [one for _, one in both], spec)
+    chosen = [one for one in asked if wanted(one)]
+    return learned([rows[one.arrival.id] for one in chosen], chosen, spec)
 
 
 def _seen(asked: Sequence[Asked], split_at: float, prefill_s: float) -> Told:
     rows = [one for one in asked if one.at >= split_at]
     forwards = [one for one in rows if one.layer == "forward"]
     return Told(
-        sum(one.cached_tokens for one in forwards) / sum(one.input_tokens for one in forwards),
+        sum(one.cached_tokens for one in forwards)
+        / sum(one.arrival.input_tokens for one in forwards),
         1.0 - len(forwards) / len(rows),
         prefill_s,
-        fmean(one.ttft_s for one in forwards),
+        fmean(one.arrival.ttft_s for one in forwards),
     )
 
 
-def _told(asked: Sequence[Asked], replay: Replay, split_at: float) -> Told:
-    rows = [came for one, came in zip(asked, replay.came, strict=True) if one.at >= split_at]
-    prompts = [one.prompt for one in rows if one.prompt is not None]
+def _told(asked: Sequence[Asked], replay: Replayed, split_at: float) -> Told:
+    later = [number for number, one in enumerate(asked) if one.at >= split_at]
+    prompts = [replay.prompts[number] for number in later if number in replay.prompts]
     return Told(
         sum(one.cached_tokens for one in prompts) / sum(one.input_tokens for one in prompts),
-        1.0 - len(prompts) / len(rows),
+        1.0 - len(prompts) / len(later),
         replay.prefill_s,
         fmean(one.first_at - one.arrived_at for one in prompts),
     )
@@ -263,7 +273,8 @@ def _drift(
 
     def total_s(model: ServiceModel) -> float:
         return sum(
-            model.step_s + model.prefill_s(one.input_tokens - one.cached_tokens, one.cached_tokens)
+            model.step_s
+            + model.prefill_s(one.arrival.input_tokens - one.cached_tokens, one.cached_tokens)
             for one in prompts
         )
 

@@ -1,79 +1,75 @@
-"""The replayed side of `closure`: the gateway's rules before simulated llama.cpp servers."""
+"""The replayed side of `closure`: the product's replay, with llama.cpp's servers as its engines.
+
+Who asks, what the controller answers itself, who joins and what is kept is the code of
+`preheat replay` (`whatif.run_through`). Of its own it has the engines only, and the rule by which
+the gateway chooses between equal upstreams.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from preheat.replay.fitting import Fitted, fit, served_of
 from preheat.replay.kernel import Kernel
 from preheat.replay.llamacpp import Host, Prompt, Server, ServerSpec
+from preheat.replay.replay import Questions
 from preheat.replay.shared_text import TextOverlap, seams_of
+from preheat.replay.whatif import Setup, run_through
+from preheat.replay.worker import Job
+from preheat.traces.arrival import Arrival, Trace
 from preheat.traces.own import Logged
 
 
 class Asked(msgspec.Struct, frozen=True):
     """What the log says of a request, and of how it was answered."""
 
-    at: float
-    key: str
-    session: str
+    arrival: Arrival
     blocks: tuple[int, ...]
     prompt_bytes: int
-    input_tokens: int
-    output_tokens: int
-    max_tokens: int
     layer: str
     worker: str
     cached_tokens: int
-    ttft_s: float
-    service_s: float
 
     @classmethod
-    def of(cls, logged: Logged, began_us: int) -> Asked:
+    def of(cls, arrival: Arrival, logged: Logged) -> Asked:
+        """An answer as long as it was allowed to be was cut off: the log doesn't say how it
+        ended."""
         row = logged.fields
+        is_cut = arrival.output_tokens >= row["max_tokens"]
         return cls(
-            at=(logged.at_us - began_us) / 1e6,
-            key=row["key"].hex(),
-            session=row["session"].hex() if row["session"] else "",
-            blocks=tuple(logged.blocks.tolist()),
-            prompt_bytes=row["prompt_bytes"],
-            input_tokens=row["input_tokens"],
-            output_tokens=row["output_tokens"],
-            max_tokens=row["max_tokens"],
-            layer=logged.layer,
-            worker=row["engine_worker"] or "",
-            cached_tokens=row["cached_tokens"] or 0,
-            ttft_s=row["ttft_s"] or 0.0,
-            service_s=row["service_s"] or 0.0,
+            msgspec.structs.replace(arrival, stop="length") if is_cut else arrival,
+            tuple(logged.blocks.tolist()),
+            row["prompt_bytes"],
+            logged.layer,
+            row["engine_worker"] or "",
+            row["cached_tokens"] or 0,
         )
 
     @property
-    def is_kept(self) -> bool:
-        """Whether its answer was stored: it ended by itself."""
-        return self.output_tokens < self.max_tokens
+    def at(self) -> float:
+        return self.arrival.at
 
     def prompt(self, number: int, worker: int = -1) -> Prompt:
         """As a slot sees it."""
+        one = self.arrival
         return Prompt(
             number,
-            self.at,
-            self.input_tokens,
-            self.output_tokens,
+            one.at,
+            one.input_tokens,
+            one.output_tokens,
             self.blocks,
             self.prompt_bytes,
-            self.session,
-            self.key,
+            one.session,
+            str(one.key),
             worker,
         )
 
 
-class Replayed(msgspec.Struct):
-    """What came of one request: which layer answered, and of a forward its prompt."""
-
-    layer: str
-    prompt: Prompt | None = None
+def asked_of(trace: Trace, rows: Mapping[str, Logged]) -> list[Asked]:
+    """Each arrival of a log with its row, by name."""
+    return [Asked.of(one, rows[one.id]) for one in trace.arrivals]
 
 
 class Learned(msgspec.Struct, frozen=True):
@@ -97,9 +93,9 @@ def learned(rows: Sequence[Logged], asked: Sequence[Asked], spec: ServerSpec) ->
     )
 
 
-class Replay:
-    """The whole run from its arrivals alone. `placed` says which server each forward went to; else
-    the gateway's rule does. `prefill_s` is the engines' count from `split_at` on."""
+class Servers:
+    """Equal servers on one host, as `whatif.Engines`. `placed` says which of them each forward goes
+    to; else the gateway's rule does. `prompts` are those that were asked, by number."""
 
     def __init__(
         self,
@@ -107,55 +103,65 @@ class Replay:
         known: Learned,
         spec: ServerSpec,
         *,
-        split_at: float = 0.0,
-        servers: int = 2,
+        count: int = 2,
         placed: Sequence[int] | None = None,
     ) -> None:
-        self.came: list[Replayed] = []
-        self.prefill_s = 0.0
+        self.kernel = Kernel()
+        self.prompts: dict[int, Prompt] = {}
         self._asked = asked
         self._placed = placed
-        self._kernel = Kernel()
         service, host = known.service.model, Host(known.service.slowdown)
         self._servers = [
-            Server(spec, service, self._kernel, known.overlap, self._ended, host=host)
-            for _ in range(servers)
+            Server(spec, service, self.kernel, known.overlap, self._ended, host=host)
+            for _ in range(count)
         ]
         self._turn = 0
-        self._stored: set[str] = set()
-        self._flights: set[str] = set()
-        for number, one in enumerate(asked):
-            self._kernel.plan(one.at, self._arrive, number)
-        self._kernel.run(split_at)
-        before_s = self._computed_s()
-        self._kernel.run()
-        self.prefill_s = self._computed_s() - before_s
+        self._told: dict[int, tuple[Job, Callable[[Job], None]]] = {}
 
-    def _computed_s(self) -> float:
+    @property
+    def prefill_s(self) -> float:
+        """Of batches that held a piece of a prompt, so far."""
         return sum(server.prefill_s for server in self._servers)
 
-    def _arrive(self, number: int) -> None:
-        one = self._asked[number]
-        if one.key in self._stored:
-            self.came.append(Replayed("exact"))
-        elif one.key in self._flights:
-            self.came.append(Replayed("join"))
+    def send(self, job: Job, session: str, then: Callable[[Job], None]) -> None:
+        """Ask one of them."""
+        number = job.number
+        if self._placed is not None:
+            place = self._placed[number]
         else:
-            if self._placed is not None:
-                place = self._placed[number]
-            else:
-                place = least_loaded([server.in_flight for server in self._servers], self._turn)
-                self._turn = place + 1
-            prompt = one.prompt(number, place)
-            self.came.append(Replayed("forward", prompt))
-            self._flights.add(one.key)
-            self._servers[place].submit(prompt)
+            place = least_loaded([server.in_flight for server in self._servers], self._turn)
+            self._turn = place + 1
+        prompt = self._asked[number].prompt(number, place)
+        self.prompts[number] = prompt
+        self._told[number] = job, then
+        self._servers[place].submit(prompt)
 
     def _ended(self, prompt: Prompt) -> None:
-        one = self._asked[prompt.number]
-        self._flights.discard(one.key)
-        if one.is_kept:
-            self._stored.add(one.key)
+        job, then = self._told.pop(prompt.number)
+        job.cached_tokens = prompt.cached_tokens
+        job.first_at, job.ended_at = prompt.first_at, prompt.ended_at
+        then(job)
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """What came of a run: the prompts that engines got, by number, and their prefill seconds from
+    `split_at` on."""
+
+    prompts: Mapping[int, Prompt]
+    prefill_s: float
+
+
+def replayed(trace: Trace, asked: Sequence[Asked], servers: Servers, split_at: float) -> Replayed:
+    """The whole run from its arrivals alone, with the response cache that `preheat replay` tries."""
+    arrivals = [one.arrival for one in asked]
+    before: list[float] = []
+    servers.kernel.plan(split_at, lambda _: before.append(servers.prefill_s), None)
+    run_through(
+        msgspec.structs.replace(trace, arrivals=arrivals),
+        Setup(exact_ttl_s=Questions().exact_ttl_s),
+        servers,
+    )
+    return Replayed(servers.prompts, servers.prefill_s - before[0])
 
 
 def least_loaded(loads: Sequence[int], turn: int) -> int:

@@ -72,6 +72,17 @@ def test_sampled_requests_go_past_it() -> None:
     assert try_out(trace(asked), SMALL).layers == ["forward"] * 3
 
 
+@pytest.mark.parametrize(
+    ("stop", "again"),
+    [("stop", "exact"), ("", "exact"), ("length", "forward"), ("status-502", "forward")],
+)
+def test_only_a_complete_success_is_kept(stop: str, again: str) -> None:
+    asked = [
+        msgspec.structs.replace(arrival(at, range(9), key=7), stop=stop) for at in (0.0, 0.03, 5.0)
+    ]
+    assert try_out(trace(asked), SMALL).layers == ["forward", "join", again]
+
+
 def test_a_closed_loop_goes_on_after_a_hit() -> None:
     asked = [arrival(0.1 * at, range(9), key=7, session="s", think_s=1.0) for at in range(3)]
     tried = try_out(
@@ -253,8 +264,11 @@ def test_a_worker_without_room_refuses_everything_and_the_report_says_it() -> No
         conversation(), Questions(setup=Setup(workers=1, worker_tokens=5, service=LINEAR)), quiet
     )
     assert any("longer than a worker's memory" in caution for caution in made.cautions)
-    assert made.saved is not None
-    assert made.saved.baseline_gpu_s == 0.0
+    assert made.summary is not None
+    assert made.summary.sentence.startswith("Nothing could be served: each of the")
+    assert "the 5 tokens that a worker's memory holds" in made.summary.sentence
+    assert not made.summary.is_small
+    assert (made.saved, made.latency, made.balance, made.events) == (None, None, None, ())
 
 
 def test_what_no_worker_can_hold_is_counted_in_whole_blocks() -> None:

@@ -1,7 +1,7 @@
 """What if: the same arrivals through fleets that differ in one lever each."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -17,6 +17,7 @@ from preheat.core.stats import Counters
 from preheat.core.types import Ask, Check, Hit, Join, Key, Refresh, Request, RequestId, Usage
 from preheat.replay.clients import Clients, Loop
 from preheat.replay.fleet import Fleet, FleetSpec, Run, job_of
+from preheat.replay.kernel import Kernel
 from preheat.replay.runner import Flight, Runner, Said, layer_of
 from preheat.replay.tiers import TierSpec
 from preheat.replay.worker import Job, WorkerSpec
@@ -28,6 +29,10 @@ ANSWER_BYTES: Final = 600
 """Of a stored answer without its text."""
 TOKEN_BYTES: Final = 4
 """Of its text, a token."""
+
+_NO_SUCCESS: Final = ("length", "content_filter", "failure", "status-")
+"""How `Arrival.stop` begins where an answer was cut off or refused: the gateway doesn't store these
+either (`wire.openai.why_incomplete`)."""
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +53,15 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     exact_entries: int = 100_000
     loop: Loop = "open"
     speed: float = 1.0
+
+
+class Engines(Protocol):
+    """What answers in simulated time: a `Fleet`, or others that keep a job's times the same way."""
+
+    kernel: Kernel
+
+    def send(self, job: Job, session: str, then: Callable[[Job], None]) -> None:
+        """Answer it, and tell when that has ended."""
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -90,19 +104,26 @@ def try_out(
     fleet = Fleet(fleet_spec(setup, trace.block_tokens), POLICIES[setup.routing](), orders=orders)
     if before is not None:
         before(fleet)
-    return _Trial(trace, setup, fleet, kinds).go()
+    return run_through(trace, setup, fleet, kinds=kinds)
+
+
+def run_through(
+    trace: Trace, setup: Setup, engines: Engines, *, kinds: Sequence[int] | None = None
+) -> Tried:
+    """The same with these engines, whatever the setup says of them."""
+    return _Trial(trace, setup, engines, kinds).go()
 
 
 class _Trial:
     """One run."""
 
     def __init__(
-        self, trace: Trace, setup: Setup, fleet: Fleet, kinds: Sequence[int] | None
+        self, trace: Trace, setup: Setup, engines: Engines, kinds: Sequence[int] | None
     ) -> None:
         self._arrivals = trace.arrivals
         self._setup = setup
-        self._fleet = fleet
-        self._kernel = fleet.kernel
+        self._engines = engines
+        self._kernel = engines.kernel
         self._layers = ["forward"] * len(trace.arrivals)
         self._jobs = [
             job_of(number, one, trace.block_tokens or BLOCK_TOKENS, kinds[number] if kinds else 0)
@@ -142,13 +163,15 @@ class _Trial:
         self._send(_number_of(flight.request.id), lambda job: self._flown(flight, job))
 
     def _send(self, number: int, then: Callable[[Job], None]) -> None:
-        self._fleet.send(self._jobs[number], self._arrivals[number].session, then)
+        self._engines.send(self._jobs[number], self._arrivals[number].session, then)
 
     def _flown(self, flight: Flight, job: Job) -> None:
         assert self._runner is not None
-        size = ANSWER_BYTES + TOKEN_BYTES * max(0, self._arrivals[job.number].output_tokens)
+        one = self._arrivals[job.number]
+        size = ANSWER_BYTES + TOKEN_BYTES * max(0, one.output_tokens)
         usage = Usage(job.input_tokens, job.output_tokens, job.cached_tokens)
-        self._runner.ended(flight, Said(b"", size, usage, "refused" if job.refused else ""))
+        why = "refused" if job.refused else one.stop if one.stop.startswith(_NO_SUCCESS) else ""
+        self._runner.ended(flight, Said(b"", size, usage, why))
         self._done(job)
         for number in self._followers.pop(job.number, ()):
             follower = self._jobs[number]

@@ -1,8 +1,10 @@
 """Workers behind a router, clients before it."""
 
+from collections.abc import Sequence
+
 import pytest
 
-from preheat.core.routing import POLICIES
+from preheat.core.routing import POLICIES, Candidate, Placing
 from preheat.replay.fleet import Fleet, run
 from preheat.replay.measures import measures_of
 from replay_parts import BLOCK, TOKEN_S, arrival, fleet_spec
@@ -25,6 +27,32 @@ def test_one_shared_memory_is_warm_for_all() -> None:
     arrivals = [arrival(float(i), [1, 2, 10 + i]) for i in range(4)]
     fleet = Fleet(fleet_spec(2, is_shared=True), POLICIES["round_robin"]())
     assert [job.cached_blocks for job in run(arrivals, BLOCK, fleet).jobs] == [0, 2, 2, 2]
+
+
+class Watching:
+    """Takes turns, and notes the prices it was told."""
+
+    def __init__(self) -> None:
+        self.prices: list[tuple[float, ...]] = []
+
+    def choose(self, placing: Placing, candidates: Sequence[Candidate], now: float) -> int:
+        self.prices.append(tuple(one.price for one in candidates))
+        return (len(self.prices) - 1) % len(candidates)
+
+    def finished(self, placing: Placing, number: int, now: float) -> None:
+        pass
+
+
+def test_a_router_is_told_what_a_place_is_worth_where_what_was_pushed_out_comes_again() -> None:
+    ours, theirs = [1, 2, 3], [4, 5, 6]
+    paths = [ours, [7], theirs, [7], ours, [7], [7]]  # the odd ones go to the second worker
+    arrivals = [arrival(float(i), path) for i, path in enumerate(paths)]
+    watching = Watching()
+    run(arrivals, BLOCK, Fleet(fleet_spec(2, capacity_blocks=4), watching))
+    assert watching.prices[:5] == [(0.0, 0.0)] * 5
+    # Three blocks and then three more left the first worker, which remembers four: of the prompt that
+    # came again its root, of ten tokens.
+    assert watching.prices[-1] == (pytest.approx(BLOCK * TOKEN_S / 6, rel=0.02), 0.0)
 
 
 def test_whoever_waits_for_memory_that_others_share_gets_it_in_the_end() -> None:

@@ -98,17 +98,18 @@ def test_it_spreads_equal_requests_over_idle_memories() -> None:
     assert sorted(chosen[:5]) == sorted(chosen[5:]) == [0, 1, 2, 3, 4]
 
 
-def test_memory_has_its_price() -> None:
+def test_memory_has_its_price_where_it_is_asked_for() -> None:
     fleet = pair((1.0, 0.0), (0.0, 0.9))
-    assert Preheat().choose(REQUEST, fleet, 0.0) == 1
+    assert Preheat(priced=True).choose(REQUEST, fleet, 0.0) == 1
     fleet[1].price = 0.06  # for two blocks
-    assert Preheat().choose(REQUEST, fleet, 0.0) == 0
+    assert Preheat(priced=True).choose(REQUEST, fleet, 0.0) == 0
+    assert Preheat().choose(REQUEST, fleet, 0.0) == 1
 
 
 def test_a_long_wait_counts_for_more_than_its_length() -> None:
     """Ten equal requests make the mean 1 s; then 4 s weigh 68, and 4.5 s weigh 96."""
     fleet = [Candidate(0, miss_s=1.0)]
-    plain, with_excess = Preheat(excess=0.0), Preheat()
+    plain, with_excess = Preheat(excess=0.0, priced=True), Preheat(priced=True)
     for policy in (plain, with_excess):
         for step in range(10):
             policy.choose(REQUEST, fleet, 2.0 * step)

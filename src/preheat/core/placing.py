@@ -27,7 +27,8 @@ class Candidate(msgspec.Struct, gc=False):
     takes it alone. `queue_s` is the prefill work it has before it could begin. `in_flight` requests
     were sent to it and aren't finished, `waiting` of them not begun. `prefill_tokens` of theirs are
     still to be computed; they hold `kv_blocks` of `kv_capacity_blocks`. `price` is what a
-    block's place costs there in seconds: what pushing out one block is worth.
+    block's place costs there in seconds: what pushing out one block is worth (`core.ghosts`; 0
+    where nobody learns it).
     """
 
     number: int

@@ -41,13 +41,11 @@ class Fleet:
         policy: RoutingPolicy,
         *,
         orders: Callable[[], LeafOrder] = LeafLru,
-        prices: Callable[[int], float] | None = None,
     ) -> None:
         self.spec = spec
         self.kernel = Kernel()
         self._policy = policy
         self._orders = orders
-        self._prices = prices
         self._placings: dict[int, Placing] = {}
         self._told: dict[int, Callable[[Job], None]] = {}
         self.workers: list[Worker] = []
@@ -111,7 +109,7 @@ class Fleet:
                     prefill_tokens=worker.pending_tokens,
                     kv_blocks=worker.kv_blocks,
                     kv_capacity_blocks=worker.store.capacity_blocks,
-                    price=self._prices(worker.number) if self._prices else 0.0,
+                    price=worker.ghosts.price_s,
                 )
             )
         return made

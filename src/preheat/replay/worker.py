@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from preheat.core.costs import ServiceModel
+from preheat.core.ghosts import Ghosts
 from preheat.core.prefix import PrefixStore
 from preheat.replay.kernel import Kernel
 from preheat.replay.tiers import Tiers, TierSpec
@@ -124,6 +125,8 @@ class Worker:
         self.spec = spec
         self.store = store
         self.tiers = tiers if tiers is not None else Tiers(spec.tiers)
+        self.ghosts = Ghosts(spec.capacity_blocks)
+        """What its memory pushed out, and so what a place in it is worth."""
         self.waiting: deque[Job] = deque()
         self.pending_s = 0.0
         self.pending_tokens = 0
@@ -341,9 +344,7 @@ class Worker:
         private = total - len(job.blocks)
         taken = self.store.take(job.blocks, private, now, job.kind)
         found = self.tiers.find(job.blocks[here:]) if taken else None
-        if self.store.evicted:
-            self.tiers.put(self.store.evicted)
-            self.store.evicted.clear()
+        self._note_evicted()
         if found is None:
             return False
         self._leave_queue(job)
@@ -361,6 +362,7 @@ class Worker:
             job.started_at = now
             job.cached_blocks, job.loaded_blocks, job.load_s = here, lower, load_s
             job.cached_tokens = min((here + lower) * block_tokens, job.input_tokens - 1)
+            self.ghosts.computed(job.blocks, here + lower, self._block_s, now)
         job.private = private
         job.done_tokens = min((here + lower) * block_tokens, job.input_tokens - 1)
         self._expect(job, job.input_tokens + job.decoded - job.done_tokens, job.done_tokens)
@@ -369,6 +371,10 @@ class Worker:
             self._kernel.plan(self.load(load_s), self._loaded, job)
         else:
             self._prefilling.append(job)
+
+    def _block_s(self, place: int) -> float:
+        tokens = self.spec.block_tokens
+        return self._service.prefill_s(tokens, place * tokens)
 
     def _leave_queue(self, job: Job) -> None:
         """It is the first in the queue, and is no more."""
@@ -416,15 +422,20 @@ class Worker:
         total = sum(needs)
         if total:
             grown = self.store.grow(total, self._kernel.now)
-            if self.store.evicted:
-                self.tiers.put(self.store.evicted)
-                self.store.evicted.clear()
+            self._note_evicted()
             if not grown:
                 return False
             for job, need in zip(self._decoding, needs, strict=True):
                 job.private += need
                 self._count_blocks(job, job.kv_blocks + need)
         return True
+
+    def _note_evicted(self) -> None:
+        evicted = self.store.evicted
+        if evicted:
+            self.ghosts.evicted(evicted, self._kernel.now)
+            self.tiers.put(evicted)
+            evicted.clear()
 
     def _preempt(self) -> None:
         """The youngest decoding sequence gives its memory back, and will be computed anew."""

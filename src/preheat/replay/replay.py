@@ -12,7 +12,7 @@ from preheat.errors import ConfigError
 from preheat.replay import arms, report, sections
 from preheat.replay.measures import Measures, measures_of
 from preheat.replay.side_by_side import each
-from preheat.replay.verdict import Fleet, summary_of, without_prompts
+from preheat.replay.verdict import Fleet, nothing_served, summary_of, without_prompts
 from preheat.replay.whatif import Setup, try_out
 from preheat.traces.arrival import Trace
 
@@ -87,12 +87,15 @@ def _with_fleet(
     found = each(tasks, progress)
     runs = {name: found[one] for name, one in setups.items()}
     made = msgspec.structs.replace(made, cautions=(*_refused(runs[BASELINE]), *made.cautions))
-    made = _with_savings(trace, asked, made, runs, list(levers))
-    changes: dict[str, object] = {
-        "balance": arms.balance_section(
-            {name: found[one] for name, one in routings.items()}, asked.ours, trace
-        )
-    }
+    changes: dict[str, object] = {}
+    base = runs[BASELINE]
+    if base.refused == base.requests:
+        around = {}
+        changes["summary"] = nothing_served(base.requests, asked.setup.worker_tokens, BASELINE)
+    else:
+        made = _with_savings(trace, asked, made, runs, list(levers))
+        routed_runs = {name: found[one] for name, one in routings.items()}
+        changes["balance"] = arms.balance_section(routed_runs, asked.ours, trace)
     if around:
         changes["events"] = (arms.event_section({name: found[name] for name in around}),)
     if cells:

@@ -92,6 +92,15 @@ def without_prompts(latency: Latency | None, baseline: str) -> Summary:
     return Summary(sentence=sentence, baseline=baseline)
 
 
+def nothing_served(requests: int, worker_tokens: int, baseline: str) -> Summary:
+    """What is said where every request was refused: nothing was saved, and nothing could be."""
+    sentence = (
+        f"Nothing could be served: each of the {requests:,} requests is longer, prompt and answer, than "
+        f"the {worker_tokens:,} tokens that a worker's memory holds. Give workers more."
+    )
+    return Summary(sentence=sentence, baseline=baseline)
+
+
 def verdict_of(share: float) -> str:
     """How a share of the prefill is spoken of.
 

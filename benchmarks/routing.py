@@ -4,28 +4,44 @@ Load is that at which plain cost-aware routing with the miss counted twice would
 that rule computes prefill for so much of the time. Prompts are computed whole, one after the other, without
 decoding (the cost model of the headroom study); requests don't wait for replies.
 
+Our rule was chosen on the first half of the chats' time, so that half only fills the memories: the load and
+all figures are of requests that come in the second half. Of the agents, on which nothing was chosen, those
+after the first fifth of the hours are counted. A seed of the chats draws when the requests of each recorded
+3 s batch come; one of the agents draws their calendar.
+
 A cell is won where ours has the best mean and the best p99 TTFT, as means over the seeds: in
 `cells_won_of_table` of all rules in the table, in `cells_won` also of `cost` with its factor set by hand
 to 2, 4 and 8. Those stand beside the rules: which of them is best differs from cell to cell, and
 nobody knows it beforehand.
 `cells_unbeaten`: where no rule is better in either beyond the 95 % interval of the paired difference.
-A seed of the chats draws when the requests of each recorded 3 s batch come; one of the agents draws
-their calendar. Agents are counted after the first fifth of the hours.
+
+Simulations run side by side on all cores that it may use. It can be had in parts: `--cells` names some, and
+`--earlier` takes over the cells of results that are there already.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import statistics
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from itertools import product
+from pathlib import Path
 
 import msgspec
 
-from benchmarks.report import Progress, Result, table
+from benchmarks.report import BenchmarkError, Progress, Result
+from benchmarks.routing_scores import (
+    ByRule,
+    Cell,
+    Scores,
+    cells_of,
+    check_alike,
+    counts_of,
+    figures_of,
+    fmean,
+    shown,
+)
 from benchmarks.traces import agents, chats
 from preheat.core.routing import POLICIES, RoutingPolicy
 from preheat.replay.fleet import Fleet, FleetSpec
@@ -34,52 +50,44 @@ from preheat.replay.headroom.events import speed_for
 from preheat.replay.headroom.fleets import fleet_of, reference
 from preheat.replay.headroom.wanted import Wanted
 from preheat.replay.measures import measures_of
+from preheat.replay.side_by_side import each
 from preheat.traces.arrival import Arrival, Trace
 
 WORKERS = 8
 OURS = "preheat"
+PRICED = "preheat_priced"
 BY_HAND = (2.0, 4.0, 8.0)
-CHAT_TOKENS = (1_000_000, 3_000_000, 10_000_000)
-CHAT_LOADS = (0.5, 0.8, 0.95)
-AGENT_TOKENS = (1_000_000, 3_000_000)
-AGENT_LOADS = (0.7, 0.9)
+CELLS = tuple(
+    Cell(kind, tokens, load)
+    for kind, sizes, loads in (
+        ("chats", (1_000_000, 3_000_000, 10_000_000), (0.5, 0.8, 0.95)),
+        ("agents", (1_000_000, 3_000_000), (0.7, 0.9)),
+    )
+    for tokens, load in product(sizes, loads)
+)
+BAR_CELL = Cell("agents", 1_000_000, 0.7)
+"""Whose share of prefill is the figure `agents_prefill_share`."""
 OPEN_SESSIONS = 80.0
 BATCH_S = 3.0
-WARM_SHARE = 0.2
-T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
-"""Student's t, two-sided, by the number of seeds."""
-
-
-class Cell(msgspec.Struct, frozen=True):
-    """One fleet at one load on one kind of traffic."""
-
-    kind: str
-    tokens: int
-    load: float
-
-    @property
-    def name(self) -> str:
-        return f"{self.kind}_{self.tokens // 1_000_000}m_{round(100 * self.load)}"
-
-
-class Scores(msgspec.Struct, frozen=True):
-    """What a rule came to, seed by seed. Seconds; shares of no-cache prefill and of prompt tokens; the
-    busiest worker's work by the mean."""
-
-    mean_s: list[float]
-    p99_s: list[float]
-    prefill_share: list[float]
-    hits: list[float]
-    balance: list[float]
+WARM_SHARE = {"chats": 0.5, "agents": 0.2}
+COUNTED = {
+    "chats": "requests of the second half of the time; the first half is warm-up",
+    "agents": "requests after the first fifth of the hours, which is warm-up",
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", choices=("chats", "agents"))
+    parser.add_argument("--cells", help=f"a comma list, instead of all: {CELLS[0].name}, …")
+    parser.add_argument(
+        "--earlier", action="append", default=[], help="a result: its cells are taken over"
+    )
     parser.add_argument("--seeds", type=int, default=5, help="of the chats (5)")
-    parser.add_argument("--agent-seeds", type=int, default=2, help="of the agents (2)")
+    parser.add_argument("--agent-seeds", type=int, default=3, help="of the agents (3)")
     parser.add_argument("--hours", type=float, default=30.0, help="of the agents' calendar (30)")
-    parser.add_argument("--processes", type=int, default=1, help="at once (1)")
-    parser.add_argument("--rules", help="a comma list, instead of all")
+    parser.add_argument(
+        "--rules", help=f"a comma list, instead of all; {PRICED} is run only where it is named"
+    )
 
 
 def tools() -> dict[str, list[str]]:
@@ -87,64 +95,116 @@ def tools() -> dict[str, list[str]]:
 
 
 def run(options: argparse.Namespace, progress: Progress) -> Result:
-    wanted = options.rules.split(",") if options.rules else [*rules()]
+    wanted = (
+        options.rules.split(",") if options.rules else [one for one in rules() if one != PRICED]
+    )
+    unknown = set(wanted) - set(rules())
+    if unknown:
+        raise BenchmarkError(f"no rule {', '.join(unknown)}; there are {', '.join(rules())}")
+    chosen = chosen_cells(options.cells, options.only)
+    seeds = {"chats": options.seeds, "agents": options.agent_seeds}
+    done = earlier(options, wanted, seeds)
+    missing = [cell for cell in chosen if cell not in done]
+    for kind in sorted({cell.kind for cell in missing}):
+        progress.say(f"{kind}: counted are {COUNTED[kind]}")
+        traffic_of(kind, options.hours, 1)  # here, so that no process has to read it again
+    speeds = each(
+        {cell: partial(speed_of, cell, options.hours) for cell in missing},
+        lambda text: progress.tick(f"the cells' speeds: {text}"),
+    )
+    for cell in missing:
+        done[cell] = measured(cell, speeds[cell], wanted, seeds[cell.kind], options.hours, progress)
+        progress.say(f"{cell.name}\n{shown(done[cell])}\n")
+    settings: dict[str, object] = {
+        "workers": WORKERS,
+        "rules": wanted,
+        "counted": COUNTED,
+        "hours": options.hours,
+        "scores": {cell.name: msgspec.to_builtins(scores) for cell, scores in done.items()},
+    }
+    return Result(figures=all_figures(done), settings=settings)
+
+
+def chosen_cells(names: str | None, only: str | None) -> list[Cell]:
+    """BenchmarkError where a name is no cell's."""
+    cells = [cell for cell in CELLS if only in (None, cell.kind)]
+    if names is None:
+        return cells
+    by_name = {cell.name: cell for cell in cells}
+    unknown = [name for name in names.split(",") if name not in by_name]
+    if unknown:
+        raise BenchmarkError(f"no cell {', '.join(unknown)}; there are {', '.join(by_name)}")
+    return [by_name[name] for name in names.split(",")]
+
+
+def earlier(
+    options: argparse.Namespace, wanted: Sequence[str], seeds: Mapping[str, int]
+) -> dict[Cell, ByRule]:
+    """The cells of the results that are taken over."""
+    found: dict[str, ByRule] = {}
+    for path in options.earlier:
+        found |= cells_of(Path(path), COUNTED, options.hours)
+    cells = {cell: found[cell.name] for cell in CELLS if cell.name in found}
+    for cell, scores in cells.items():
+        check_alike(cell, scores, wanted, seeds[cell.kind])
+    return cells
+
+
+def all_figures(cells: Mapping[Cell, ByRule]) -> dict[str, float]:
+    """In the order of `CELLS`, whatever they were measured in."""
     figures: dict[str, float] = {}
-    kinds = [kind for kind in ("chats", "agents") if options.only in (None, kind)]
-    for kind in kinds:
-        tokens, loads = (
-            (CHAT_TOKENS, CHAT_LOADS) if kind == "chats" else (AGENT_TOKENS, AGENT_LOADS)
-        )
-        seeds = options.seeds if kind == "chats" else options.agent_seeds
-        won = [0.0] * 5
-        for each, load in product(tokens, loads):
-            cell = Cell(kind, each, load)
-            scores = measured(cell, wanted, seeds, options, progress)
-            progress.say(f"{cell.name}\n{shown(scores)}\n")
-            figures |= figures_of(cell, scores)
-            if OURS in scores and len(scores) > 1:
-                won = [a + b for a, b in zip(won, standing(scores), strict=True)]
-        if OURS in wanted and len(wanted) > 1:
-            prefix = "" if kind == "chats" else "agents_"
-            names = ("won", "won_of_table", "won_mean", "won_p99", "unbeaten")
-            figures |= {
-                f"{prefix}cells_{name}": count for name, count in zip(names, won, strict=True)
-            }
-    settings: dict[str, object] = {"workers": WORKERS, "rules": wanted}
-    return Result(figures=figures, settings=settings)
+    for cell in CELLS:
+        if cell in cells:
+            figures |= figures_of(cell, cells[cell])
+    if OURS in cells.get(BAR_CELL, {}):
+        figures["agents_prefill_share"] = fmean(cells[BAR_CELL][OURS].prefill_share)
+    return figures | counts_of(cells)
 
 
 def rules() -> dict[str, Callable[[], RoutingPolicy]]:
-    """All of the table, and the plain rule with factors that a hand set."""
+    """All of the table, the plain rule with factors that a hand set, and ours with the learned price
+    of memory, which it leaves out."""
     by_hand = {f"cost_{factor:g}": partial(POLICIES["cost"], factor=factor) for factor in BY_HAND}
-    return {**POLICIES, **by_hand}
+    return {**POLICIES, **by_hand, PRICED: partial(POLICIES[OURS], priced=True)}
+
+
+def spec_of(cell: Cell, trace: Trace) -> FleetSpec:
+    return fleet_of(Wanted(), trace, WORKERS, cell.tokens)
+
+
+def speed_of(cell: Cell, hours: float) -> float:
+    """At which the cell has its load, found with the first seed."""
+    trace, warm_s = traffic_of(cell.kind, hours, 1)
+    spec = spec_of(cell, trace)
+    return speed_for(trace.arrivals, trace.block_tokens, spec, reference, cell.load, warm_s=warm_s)
 
 
 def measured(
-    cell: Cell, wanted: Sequence[str], seeds: int, options: argparse.Namespace, progress: Progress
-) -> dict[str, Scores]:
-    """Every rule on every seed, at the speed found with the first."""
-    traffic = partial(traffic_of, cell.kind, options.hours)
-    trace, warm_s = traffic(1)
-    spec = fleet_of(Wanted(), trace, WORKERS, cell.tokens)
-    progress.tick(f"{cell.name}: the speed")
-    speed = speed_for(trace.arrivals, trace.block_tokens, spec, reference, cell.load, warm_s=warm_s)
-    works = list(product(range(1, seeds + 1), wanted))
-    serve = partial(served, cell.kind, options.hours, spec, speed)
-    found: dict[str, Scores] = {name: Scores([], [], [], [], []) for name in wanted}
-    with ProcessPoolExecutor(options.processes) as pool:
-        for (seed, name), numbers in zip(works, pool.map(serve, works), strict=True):
-            progress.tick(f"{cell.name}: {name}, seed {seed}")
-            for column, number in zip(msgspec.structs.astuple(found[name]), numbers, strict=True):
-                column.append(number)
+    cell: Cell, speed: float, wanted: Sequence[str], seeds: int, hours: float, progress: Progress
+) -> ByRule:
+    """Every rule on every seed."""
+    for seed in range(1, seeds + 1):
+        traffic_of(cell.kind, hours, seed)  # here, as above
+    works = {
+        (name, seed): partial(served, cell, hours, speed, name, seed)
+        for seed, name in product(range(1, seeds + 1), wanted)
+    }
+    made = each(works, lambda text: progress.tick(f"{cell.name}: {text}"))
+    found: ByRule = {name: Scores([], [], [], [], []) for name in wanted}
+    for (name, _), numbers in made.items():
+        for column, number in zip(msgspec.structs.astuple(found[name]), numbers, strict=True):
+            column.append(number)
     return found
 
 
+@cache
 def traffic_of(kind: str, hours: float, seed: int) -> tuple[Trace, float]:
     """A seed's arrivals, and how many of their first seconds aren't counted."""
     if kind == "agents":
-        return agents(OPEN_SESSIONS, seed, hours=hours), WARM_SHARE * hours * 3_600.0
+        return agents(OPEN_SESSIONS, seed, hours=hours), WARM_SHARE[kind] * hours * 3_600.0
     trace = chats()
-    return msgspec.structs.replace(trace, arrivals=drawn(trace.arrivals, seed)), 0.0
+    warm_s = WARM_SHARE[kind] * trace.arrivals[-1].at
+    return msgspec.structs.replace(trace, arrivals=drawn(trace.arrivals, seed)), warm_s
 
 
 def drawn(arrivals: Sequence[Arrival], seed: int) -> list[Arrival]:
@@ -157,94 +217,11 @@ def drawn(arrivals: Sequence[Arrival], seed: int) -> list[Arrival]:
     return sorted(moved, key=lambda one: one.at)
 
 
-def served(
-    kind: str, hours: float, spec: FleetSpec, speed: float, work: tuple[int, str]
-) -> tuple[float, ...]:
+def served(cell: Cell, hours: float, speed: float, name: str, seed: int) -> tuple[float, ...]:
     """One rule on one seed, in whatever process."""
-    seed, name = work
-    trace, warm_s = traffic_of(kind, hours, seed)
-    made = replay(trace.arrivals, trace.block_tokens, Fleet(spec, rules()[name]()), speed=speed)
-    found = measures_of(made, spec.workers, start=warm_s / speed)
+    trace, warm_s = traffic_of(cell.kind, hours, seed)
+    fleet = Fleet(spec_of(cell, trace), rules()[name]())
+    made = replay(trace.arrivals, trace.block_tokens, fleet, speed=speed)
+    found = measures_of(made, WORKERS, start=warm_s / speed)
     balance = found.work_max_mean_ratio
     return found.ttft.mean, found.ttft.p99, found.prefill_share, found.hit_token_ratio, balance
-
-
-def standing(scores: dict[str, Scores]) -> tuple[float, ...]:
-    """Of ours: whether it won both, both among the table's rules, the mean, the p99; whether none
-    beats it beyond chance."""
-    ours = scores[OURS]
-    others = {name: one for name, one in scores.items() if name != OURS}
-    means = {name: fmean(ours.mean_s) < fmean(one.mean_s) for name, one in others.items()}
-    p99s = {name: fmean(ours.p99_s) < fmean(one.p99_s) for name, one in others.items()}
-    unbeaten = all(
-        difference - interval <= 0.0
-        for one in others.values()
-        for difference, interval in (
-            paired(ours.mean_s, one.mean_s),
-            paired(ours.p99_s, one.p99_s),
-        )
-    )
-    mean, p99 = all(means.values()), all(p99s.values())
-    of_table = all(means[name] and p99s[name] for name in others if name in POLICIES)
-    return float(mean and p99), float(of_table), float(mean), float(p99), float(unbeaten)
-
-
-def paired(ours: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
-    """The mean difference, the first less the other, and half of its 95 % interval."""
-    differences = [a - b for a, b in zip(ours, other, strict=True)]
-    return fmean(differences), interval_of(differences)
-
-
-def interval_of(values: Sequence[float]) -> float:
-    count = len(values)
-    if count < 2:
-        return 0.0
-    return float(T_95.get(count, 1.96) * statistics.stdev(values) / count**0.5)
-
-
-def fmean(values: Sequence[float]) -> float:
-    return float(statistics.fmean(values))
-
-
-def shown(scores: dict[str, Scores]) -> str:
-    """Best mean first; ± is half of the 95 % interval over the seeds. On the right how much longer each
-    rule takes than ours, seed by seed, with that interval of the paired difference."""
-    ordered = sorted(scores.items(), key=lambda pair: fmean(pair[1].mean_s))
-    rows = [[name, *cells(one), *against(scores.get(OURS), one)] for name, one in ordered]
-    head = ["rule", "mean s", "±", "p99 s", "±", "of no-cache", "hits", "busiest/mean"]
-    head += ["mean - ours", "±", "p99 - ours", "±"]
-    return table(rows, head=head)
-
-
-def against(ours: Scores | None, one: Scores) -> Iterator[str]:
-    if ours is None or one is ours:
-        yield from [""] * 4
-        return
-    for other, own in ((one.mean_s, ours.mean_s), (one.p99_s, ours.p99_s)):
-        difference, interval = paired(other, own)
-        yield f"{difference:+.3f}"
-        yield f"{interval:.3f}"
-
-
-def cells(one: Scores) -> Iterator[str]:
-    for values in (one.mean_s, one.p99_s):
-        yield f"{fmean(values):.3f}"
-        yield f"{interval_of(values):.3f}"
-    for values in (one.prefill_share, one.hits, one.balance):
-        yield f"{fmean(values):.3f}"
-
-
-def figures_of(cell: Cell, scores: dict[str, Scores]) -> dict[str, float]:
-    """Ours and the best of the others; for agents the shares that the issue names."""
-    made: dict[str, float] = {}
-    for name in ("mean_s", "p99_s"):
-        by_rule = {rule: fmean(getattr(one, name)) for rule, one in scores.items()}
-        others = [value for rule, value in by_rule.items() if rule != OURS]
-        if OURS in by_rule and others:
-            made[f"{cell.name}_{name}"] = by_rule[OURS]
-            made[f"{cell.name}_{name}_best_other"] = min(others)
-    if cell.kind == "agents" and OURS in scores:
-        made[f"{cell.name}_prefill_share"] = fmean(scores[OURS].prefill_share)
-        if (cell.tokens, cell.load) == (AGENT_TOKENS[0], AGENT_LOADS[0]):
-            made["agents_prefill_share"] = fmean(scores[OURS].prefill_share)
-    return made

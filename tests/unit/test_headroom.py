@@ -1,9 +1,13 @@
 """What events cost and what fills a memory again, on traces small enough to know by hand."""
 
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from preheat.cli.tables import WIDE, text_of, text_of_trace
+from preheat.core.placing import Candidate, Placing
 from preheat.core.prefix import LeafLru, PrefixStore
 from preheat.core.routing import POLICIES
 from preheat.errors import ConfigError
@@ -17,18 +21,17 @@ from preheat.replay.headroom.event_tables import (
     aftermaths,
 )
 from preheat.replay.headroom.events import (
-    NOTHING,
-    OURS,
     Aftermath,
     Event,
     Study,
     events,
-    ladder,
     speed_for,
 )
 from preheat.replay.headroom.finding import NOTHING_TO_WIN, Finding, in_short
 from preheat.replay.headroom.fleets import blind_spots, fleet_of
+from preheat.replay.headroom.ladder import LEVERS, NOTHING, OURS, RAMPED, ladder, legend
 from preheat.replay.headroom.pauses import Closing, Sitting, arms, keep
+from preheat.replay.headroom.ramp import Ramp
 from preheat.replay.headroom.study import study as whole_study
 from preheat.replay.headroom.wanted import QUICK, Wanted
 from preheat.replay.measures import Measures, measures_of
@@ -75,8 +78,9 @@ def test_a_copy_in_the_background_wins_back_what_it_brings_in_time() -> None:
 
 def test_what_was_drained_is_read_on_demand_however_slow_the_background_is() -> None:
     block_s = BLOCK * TOKEN_S / 2
-    drained = lost(warmth.on_demand("drained", block_s))
-    assert drained.lost_s == pytest.approx(0.0)
+    for refills in (False, True):
+        drained = lost(warmth.on_demand("drained", block_s, refills=refills))
+        assert drained.lost_s == pytest.approx(0.0)
     made = study(repeated())
     fleet = Fleet(made.spec, POLICIES["cost"]())
     assert not fleet.workers[0].tiers.all
@@ -122,7 +126,8 @@ def test_a_rolling_deploy_takes_everybody_and_a_joiner_is_new() -> None:
 def test_every_rung_of_the_ladder_stands_on_every_event() -> None:
     made = study(repeated(6, 12, 1.0), workers=2)
     for event in events(2):
-        for name, arm in ladder(BLOCK).items():
+        for name, arm in ladder(BLOCK, event).items():
+            assert name in LEVERS
             found = made.aftermath(event, name, arm, 30.0)
             assert found.ttfts_s[60.0], (event.name, name)
             assert found.curve
@@ -195,7 +200,8 @@ def chats(prompts: int = 12) -> Trace:
 
 def told(asked: Trace, wanted: Wanted = SMALL, *parts: str) -> tuple[list[Table], list[str]]:
     progress: list[str] = []
-    return list(whole_study(asked, wanted, progress.append, parts)), progress
+    made = list(whole_study(asked, wanted, progress.append, parts))
+    return [one for one in made if isinstance(one, Table)], progress
 
 
 def test_the_study_ends_with_a_line_a_part_and_counts_its_simulations() -> None:
@@ -274,7 +280,85 @@ def test_tables_of_events_are_narrow_and_speak_to_newcomers() -> None:
     assert [row[0] for row in seconds.rows][:2] == ["no restart", "memory lost"]
     assert "Extrapolated: the trace is 0.0 hours long" in seconds.note
     assert seconds.columns[-1] == "%, 20 a day*"
-    assert "above a fifth it pays" in seconds.note
+    assert "costs 0.3 of one later" in seconds.note
+
+
+def test_what_is_computed_beforehand_is_told_net_at_both_prices() -> None:
+    cheap = msgspec.structs.replace(SMALL, off_peak_price=0.1)
+    tables, _ = told(chats(), cheap, "events")
+    seconds = next(table for table in tables if table.title.startswith("Seconds, rolling"))
+    at = {name: place for place, name in enumerate(seconds.columns)}
+    by_arm = {row[0]: row for row in seconds.rows}
+    lost_nothing = by_arm["memory lost"][at["lost s"]]
+    assert isinstance(lost_nothing, float)
+    listed = by_arm["frequency, computed"]
+    lost, spent, payback, net, off_peak = (
+        listed[at[name]] for name in ("lost s", "spent s", "payback", "net s", "net at 0.1")
+    )
+    assert isinstance(lost, float)
+    assert isinstance(spent, float)
+    assert spent > 0
+    assert net == pytest.approx(lost_nothing - lost - spent)
+    assert off_peak == pytest.approx(lost_nothing - lost - 0.1 * spent)
+    assert payback == pytest.approx((lost_nothing - lost) / spent)
+    copied = by_arm["snapshot from DRAM"]
+    assert copied[at["net s"]] == copied[at["net at 0.1"]]
+    assert by_arm["no restart"][at["net s"]] is None
+
+
+def test_every_arm_names_engines_that_the_table_of_levers_has() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "levers.md").read_text()
+    known = {*re.findall(r"^\| \*\*([^*]+)\*\*", page, re.MULTILINE), "HiCache", "hosted"}
+    for arm, lever in LEVERS.items():
+        if lever.engines not in ("any", "none", "none: a bound"):
+            assert set(re.findall(r"\w+(?:\.\w+)?", lever.engines)) <= known, arm
+    assert [row[0] for row in legend().rows] == list(LEVERS)
+
+
+def candidate(number: int, miss_s: float) -> Candidate:
+    return Candidate(number, miss_s=miss_s)
+
+
+def test_who_comes_back_cold_gets_as_much_work_as_the_others_and_not_as_many_requests() -> None:
+    ramp = Ramp(POLICIES["round_robin"]())
+    for _ in range(40):
+        ramp.choose(Placing(10), [candidate(0, 0.1), candidate(1, 0.1)], 0.0)
+    ramp.returned(0, 10.0)
+    cold = [
+        ramp.choose(Placing(10), [candidate(0, 1.0), candidate(1, 0.1)], 10.0) for _ in range(200)
+    ]
+    assert 5 <= cold.count(0) <= 15  # a tenth of its half
+    warm = [
+        ramp.choose(Placing(10), [candidate(0, 0.1), candidate(1, 0.1)], 20.0) for _ in range(400)
+    ]
+    assert warm[-40:].count(0) == 20  # it has learned that it is warm again
+
+
+def test_a_ramp_ends_in_time_and_nobody_is_kept_back_where_all_are_cold() -> None:
+    late = Ramp(POLICIES["round_robin"]())
+    for number in (0, 1):
+        late.returned(number, 0.0)
+    both = [candidate(0, 1.0), candidate(1, 1.0)]
+    assert {late.choose(Placing(10), both, 1.0) for _ in range(4)} == {0, 1}
+    ramp = Ramp(POLICIES["round_robin"]())
+    uneven = [candidate(0, 1.0), candidate(1, 0.01)]
+    for _ in range(10):
+        ramp.choose(Placing(10), [candidate(0, 0.01), candidate(1, 0.01)], 0.0)
+    ramp.returned(0, 0.0)
+    assert 0 not in [ramp.choose(Placing(10), uneven, 299.0) for _ in range(20)]
+    assert 0 in [ramp.choose(Placing(10), uneven, 301.0) for _ in range(2)]
+
+
+def test_in_a_steady_state_and_before_a_peak_nothing_is_lost_and_nobody_copies() -> None:
+    made = {event.name: event for event in events(2)}
+    for name in ("steady state", "peak of 1.5", "version switch"):
+        assert not [arm for arm in ladder(BLOCK, made[name]) if "snapshot" in arm or "ours" in arm]
+    steady = study(repeated(6, 12, 1.0), workers=2).aftermath(
+        made["steady state"], NOTHING, warmth.nothing, 30.0
+    )
+    assert steady.lost_s == 0.0
+    assert RAMPED in ladder(BLOCK, made["rolling deploy"])
+    assert RAMPED not in ladder(BLOCK, events(1)[1])
 
 
 def test_a_day_long_trace_is_not_extrapolated() -> None:

@@ -234,6 +234,34 @@ def test_headroom_prints_its_tables(trace: str, capsys: pytest.CaptureFixture[st
         assert word in said
 
 
+def test_headroom_makes_a_page_and_a_document(
+    trace: str, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    page = tmp_path / "h.html"
+    options = ["--workers", "2", "--worker-tokens", "8000", "--quick", "--part", "events"]
+    assert main(["headroom", trace, *options, "--json", "--html", str(page)]) == 0
+    made = report.decode(capsysbinary.readouterr().out)
+    assert made.headroom[0].title == "In short"
+    assert [event.name for event in made.events] == [
+        "one restarts: 2 x 0.008 M tokens",
+        "rolling deploy: 2 x 0.008 M tokens",
+    ]
+    assert {arm.role for arm in made.events[0].arms} == {"bound", "baseline", "ours", "other"}
+    held = page.read_bytes()
+    assert held.startswith(b"<!doctype html>")
+    assert b"rolling deploy" in held
+
+
+def test_headroom_looks_at_its_options_before_it_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    absent = str(tmp_path / "absent.jsonl")
+    said = failing(["headroom", absent, "--part", "events", "--part", "magic"], capsys)
+    assert "unknown part 'magic'; known: capacity," in said
+    assert "folder" in failing(["headroom", absent, "--html", "/no/where/h.html"], capsys)
+    assert "off-peak" in failing(["headroom", absent, "--off-peak-price", "x"], capsys, code=2)
+
+
 def test_headroom_says_what_a_trace_cannot_tell(
     trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

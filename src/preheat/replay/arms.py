@@ -7,7 +7,8 @@ from typing import Final
 from preheat.core.routing import POLICIES
 from preheat.core.spread import Spread
 from preheat.replay import report
-from preheat.replay.headroom.events import OURS, Study, events, ladder
+from preheat.replay.headroom.events import Study, events
+from preheat.replay.headroom.ladder import OURS, ladder
 from preheat.replay.measures import Measures
 from preheat.replay.verdict import SCHEDULE_SHARE, net
 from preheat.replay.whatif import Setup, fleet_spec
@@ -161,8 +162,8 @@ def event_tasks(trace: Trace, setup: Setup) -> dict[str, Callable[[], Curve]]:
 def _aftermath(trace: Trace, setup: Setup, arm: str, at: float) -> Curve:
     spec = fleet_spec(setup, trace.block_tokens)
     study = Study(trace.arrivals, trace.block_tokens, spec, POLICIES[setup.routing], setup.speed)
-    event = events(setup.workers)[0]
-    return study.aftermath(event, arm, ladder(trace.block_tokens).get(arm), at).curve
+    event = next(one for one in events(setup.workers) if one.name == "one restarts")
+    return study.aftermath(event, arm, ladder(trace.block_tokens, event).get(arm), at).curve
 
 
 def event_section(curves: Mapping[str, Curve]) -> report.Event:

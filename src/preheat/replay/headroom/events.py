@@ -15,19 +15,12 @@ from preheat.core.routing import RoutingPolicy
 from preheat.core.spread import percentile
 from preheat.errors import ConfigError
 from preheat.replay.fleet import Fleet, FleetSpec, Run, run
-from preheat.replay.headroom import warmth
+from preheat.replay.headroom.ramp import Ramp
 from preheat.replay.headroom.warmth import Arm, Place, Warmed
 from preheat.replay.measures import ttfts
 from preheat.replay.worker import Job
 from preheat.traces.arrival import Arrival
 
-DRAM_TOKEN_S: Final = 6.6e-6
-"""128 KiB a token at 20 GB/s (research: headroom, cost model)."""
-SSD_TOKEN_S: Final = 44e-6
-"""At 3 GB/s."""
-NOTHING: Final = "nothing"
-"""The ladder's lowest rung: memory fills by itself."""
-OURS: Final = "ours: drained to DRAM, read on demand"
 LOST_WITHIN_S: Final = 900.0
 _SPEED_SPAN_S: Final = 28_800.0
 WINDOWS_S: Final = (60.0, 300.0, 900.0)
@@ -39,13 +32,16 @@ Copies = Literal["any", "disk", "none"]
 class Event(msgspec.Struct, frozen=True):
     """What happens to whom, and how long after the event's time: (seconds, worker) each. A worker
     of that number that isn't there joins. `copies` says what of the memory can be had again: all, what
-    is on disk (a machine without power), or nothing (KV of another version of the model). In a `peak` nothing is lost: for five minutes requests
-    come half as fast again, and memory may be warmed for it just before."""
+    is on disk (a machine without power), or nothing (KV of another version of the model, or where
+    nothing is lost). In a `steady` state and in a `peak` nothing is lost, and memory may be warmed just
+    before; in a peak requests come half as fast again for five minutes. `can_ramp`: others can serve
+    what who comes back isn't given."""
 
     name: str
     losses: tuple[tuple[float, int], ...]
-    kind: Literal["loss", "join", "peak"] = "loss"
+    kind: Literal["steady", "loss", "join", "peak"] = "loss"
     copies: Copies = "any"
+    can_ramp: bool = False
 
     @property
     def span_s(self) -> float:
@@ -54,41 +50,21 @@ class Event(msgspec.Struct, frozen=True):
 
 
 def events(workers: int, pace_s: float = 60.0) -> list[Event]:
-    """One restarts; one after the other (a rolling deploy, of which the next is up before the one
-    before it stops, so that none is missing); all at once (power); a switch of the model's version;
-    one joins; a peak."""
-    everyone = range(workers)
-    made = [Event("one restarts", ((0.0, 0),))]
-    if workers > 1:
-        made.append(Event("rolling deploy", tuple((i * pace_s, i) for i in everyone)))
-        at_once = tuple((0.0, i) for i in everyone)
+    """Nothing at all; one restarts; one after the other (a rolling deploy, of which the next is up
+    before the one before it stops, so that none is missing); all at once (power); a switch of the
+    model's version; one joins; a peak."""
+    everyone, is_fleet = range(workers), workers > 1
+    at_once = tuple((0.0, i) for i in everyone)
+    made = [Event("steady state", at_once, "steady", "none")]
+    made.append(Event("one restarts", ((0.0, 0),), can_ramp=is_fleet))
+    if is_fleet:
+        rolling = tuple((i * pace_s, i) for i in everyone)
+        made.append(Event("rolling deploy", rolling, can_ramp=True))
         made.append(Event("all lose power", at_once, copies="disk"))
         made.append(Event("version switch", at_once, copies="none"))
-    made.append(Event("one joins", ((0.0, workers),), "join"))
-    made.append(Event("peak of 1.5", tuple((0.0, i) for i in everyone), "peak"))
+    made.append(Event("scale-out, one joins", ((0.0, workers),), "join", can_ramp=is_fleet))
+    made.append(Event("peak of 1.5", at_once, "peak", "none"))
     return made
-
-
-def ladder(block_tokens: int, copies: Copies = "any", budget_s: float = 60.0) -> dict[str, Arm]:
-    """From nothing to the clairvoyant, as far as there are copies. `budget_s` are each worker's
-    seconds of computing."""
-    dram_s, ssd_s = DRAM_TOKEN_S * block_tokens, SSD_TOKEN_S * block_tokens
-    arms: dict[str, Arm] = {NOTHING: warmth.nothing}
-    if copies != "none":
-        arms["snapshot from SSD"] = warmth.restored(ssd_s)
-    if copies == "any":
-        arms["snapshot from DRAM"] = warmth.restored(dram_s)
-    arms |= {
-        "old list, computed": warmth.computed(warmth.by_old_frequency, budget_s),
-        "frequency, computed": warmth.computed(warmth.by_frequency, budget_s),
-        "decayed frequency, computed": warmth.computed(warmth.by_decayed_frequency, budget_s),
-        "clairvoyant, computed": warmth.computed(warmth.by_next_use, budget_s),
-    }
-    if copies == "any":
-        arms[OURS] = warmth.on_demand("drained", dram_s)
-    elif copies == "disk":
-        arms["ours: on SSD, read on demand"] = warmth.on_demand("disk", ssd_s)
-    return arms
 
 
 class Aftermath(msgspec.Struct, frozen=True):
@@ -132,11 +108,12 @@ class Study(msgspec.Struct):
         beside = self._beside(event, arrivals, at)
         if arm is None:
             return self._measure(event, arm_name, beside, beside, [], at)
-        fleet = Fleet(self.spec, self.policy())
+        ramp = Ramp(self.policy())
+        fleet = Fleet(self.spec, ramp)
         warmed: list[Warmed] = []
 
         def happen(number: int, fill: Arm = arm) -> None:
-            warmed.append(fill(_place(fleet, number, event, kept.jobs)))
+            warmed.append(fill(_place(fleet, ramp, number, event, kept.jobs)))
 
         for after_s, number in event.losses:
             fleet.kernel.plan(at + after_s, happen, number)
@@ -165,18 +142,18 @@ class Study(msgspec.Struct):
         return Aftermath(arm, at, lost_s, spent_s, waits, over, _curve(made.jobs, at))
 
 
-def _place(fleet: Fleet, number: int, event: Event, jobs: Sequence[Job]) -> Place:
+def _place(fleet: Fleet, ramp: Ramp, number: int, event: Event, jobs: Sequence[Job]) -> Place:
     """Does the event to the worker, and gives an arm what it may work with."""
     if event.kind == "join":
         paths = [path for worker in fleet.workers for path in worker.store.paths()]
         if number == len(fleet.workers):
             fleet.add()
-        return Place(fleet, number, paths, jobs)
+        return Place(fleet, ramp, number, paths, jobs)
     store = fleet.workers[number].store
     paths = store.paths()
     if event.kind == "loss":
         store.flush()
-    return Place(fleet, number, paths, [job for job in jobs if job.worker == number])
+    return Place(fleet, ramp, number, paths, [job for job in jobs if job.worker == number])
 
 
 def _peaked(arrivals: Sequence[Arrival], at: float, span_s: float) -> list[Arrival]:

@@ -4,22 +4,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import exp, fsum, log
 from statistics import median
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
-from preheat.core.spread import spread_of
+from preheat.core.spread import Spread, spread_of
 from preheat.replay.fleet import FleetSpec
-from preheat.replay.headroom.events import (
-    NOTHING,
-    Aftermath,
-    Event,
-    Study,
-    events,
-    ladder,
-    speed_for,
-)
+from preheat.replay.headroom.events import Aftermath, Event, Study, events, speed_for
 from preheat.replay.headroom.fleets import fleet_of, reference
+from preheat.replay.headroom.ladder import NOTHING, ladder
 from preheat.replay.headroom.pauses import DAY_S
 from preheat.replay.headroom.wanted import Progress, Wanted, simulated
 from preheat.traces.arrival import Arrival, Trace
@@ -40,10 +33,11 @@ class Outcome(msgspec.Struct, frozen=True):
     day_s: float
     span_s: float
 
-    def saved_s(self, arm: str) -> float:
-        """GPU-seconds an event that the arm saves, less what it spends."""
+    def net_s(self, arm: str, price: float = 1.0) -> float:
+        """GPU-seconds an event that the arm saves, less what it spends, each second of that at
+        `price` of one saved."""
         lost, spent = self.seconds(arm)
-        return self.seconds(NOTHING)[0] - lost - spent
+        return self.seconds(NOTHING)[0] - lost - price * spent
 
     def seconds(self, arm: str) -> tuple[float, float]:
         """Lost and spent, the mean of the switch times at the first load."""
@@ -54,10 +48,25 @@ class Outcome(msgspec.Struct, frozen=True):
         """p95 by that of the run in which nothing happens, at the last load."""
         return _times_kept(self.by_arm[arm][-1], self.by_arm[KEPT][-1], window_s)
 
-    def typical_s(self, arm: str, window_s: float | None) -> float | None:
-        """The median over the switch times of each one's p95, at the last load."""
-        found = [p95 for one in self.by_arm[arm][-1] if (p95 := _p95(one, window_s)) is not None]
+    def typical_s(
+        self, arm: str, window_s: float | None, place: Literal["p50", "p95", "p99"] = "p95"
+    ) -> float | None:
+        """The median over the switch times of each one's percentile, at the last load."""
+        spreads = (_spread(one, window_s) for one in self.by_arm[arm][-1])
+        found = [wait for one in spreads if (wait := getattr(one, place)) is not None]
         return median(found) if found else None
+
+    def curve(self, arm: str) -> list[tuple[float, float, float]]:
+        """By minute (minute, p95 TTFT, share of prompt tokens found), at the last load: of the
+        switch times the median."""
+        points: dict[float, list[tuple[float, float, float]]] = {}
+        for one in self.by_arm[arm][-1]:
+            for point in one.curve:
+                points.setdefault(point[0], []).append(point)
+        return [
+            (minute, median(one[1] for one in found), median(one[2] for one in found))
+            for minute, found in sorted(points.items())
+        ]
 
 
 def planned(wanted: Wanted) -> list[tuple[int, int, list[Event]]]:
@@ -144,7 +153,7 @@ def _outcome(
 
 def _runs(trace: Trace, event: Event) -> int:
     """The undisturbed run, and one for each arm."""
-    return 1 + len(ladder(trace.block_tokens, event.copies))
+    return 1 + len(ladder(trace.block_tokens, event))
 
 
 def _moment(
@@ -155,7 +164,7 @@ def _moment(
     span_s = max(1.0, kept.ended_at - min(job.arrived_at for job in kept.jobs))
     day_s = fsum(job.computed_s for job in kept.jobs) / span_s * DAY_S
     made = {KEPT: study.aftermath(event, KEPT, None, at)}
-    for name, arm in ladder(study.block_tokens, event.copies, budget_s).items():
+    for name, arm in ladder(study.block_tokens, event, budget_s).items():
         made[name] = study.aftermath(event, name, arm, at)
     return day_s, made
 
@@ -176,9 +185,8 @@ def _studies(
         yield Study(part, trace.block_tokens, spec, reference, speed), at
 
 
-def _p95(one: Aftermath, window_s: float | None) -> float | None:
-    waits = one.until_over_s if window_s is None else one.ttfts_s[window_s]
-    return spread_of(waits).p95
+def _spread(one: Aftermath, window_s: float | None) -> Spread:
+    return spread_of(one.until_over_s if window_s is None else one.ttfts_s[window_s])
 
 
 def _times_kept(
@@ -188,7 +196,7 @@ def _times_kept(
     all times together would say what the one in the deepest overload says."""
     logs = []
     for one, other in zip(made, kept, strict=True):
-        ours, theirs = _p95(one, window_s), _p95(other, window_s)
+        ours, theirs = _spread(one, window_s).p95, _spread(other, window_s).p95
         if ours and theirs:
             logs.append(log(ours / theirs))
     return exp(fsum(logs) / len(logs)) if logs else None

@@ -12,7 +12,7 @@ import msgspec
 from preheat.core.costs import ServiceModel
 from preheat.core.prefix import LeafLru, LeafOrder, PrefixStore
 from preheat.replay.granularity import full_paths
-from preheat.replay.headroom.events import DRAM_TOKEN_S, SSD_TOKEN_S
+from preheat.replay.headroom.ladder import DRAM_TOKEN_S, SSD_TOKEN_S
 from preheat.replay.orders import Clairvoyant
 from preheat.replay.pool import serve
 from preheat.replay.tiers import Tiers, TierSpec

@@ -17,15 +17,15 @@ from preheat.replay.headroom.pause_tables import pause_arms, pause_sizes, pauses
 from preheat.replay.headroom.residency import MODELS, residency
 from preheat.replay.headroom.room_tables import capacities, capacity_runs, granularities
 from preheat.replay.headroom.wanted import Progress, Steps, Wanted
-from preheat.replay.report import Table
+from preheat.replay.report import Event, Table
 from preheat.traces.arrival import Trace
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Makes tables, one after the other, and says at the end what they come to. `runs`: how many
-    simulations that takes."""
+    """Makes tables (and of events curves), one after the other, and says at the end what they come
+    to. `runs`: how many simulations that takes."""
 
-    make: Callable[[Trace, Wanted, Progress], Generator[Table, None, tuple[Finding, ...]]]
+    make: Callable[[Trace, Wanted, Progress], Generator[Table | Event, None, tuple[Finding, ...]]]
     runs: Callable[[Trace, Wanted], int]
 
 
@@ -44,17 +44,24 @@ PARTS: Final[Mapping[str, Part]] = {
 }
 
 
+def check_parts(parts: Iterable[str]) -> None:
+    """Raises ConfigError for a part that there isn't."""
+    for name in parts:
+        if name not in PARTS:
+            raise ConfigError(f"unknown part {name!r}; known: {', '.join(PARTS)}")
+
+
 def study(
     trace: Trace, wanted: Wanted, progress: Progress, parts: Iterable[str] = ()
-) -> Iterator[Table]:
+) -> Iterator[Table | Event]:
     """The tables of these parts, or of all that the trace can tell: prefixes where it has blocks,
     residency where it has only keys; the last one says in short what they come to. Raises ConfigError
     where it has neither, or more keys than there are models: at once, before the first simulation."""
+    chosen = list(parts)
+    check_parts(chosen)
     fitting = _fitting(trace, wanted)
-    chosen = list(parts) or fitting
+    chosen = chosen or fitting
     for name in chosen:
-        if name not in PARTS:
-            raise ConfigError(f"unknown part {name!r}; known: {', '.join(PARTS)}")
         if name not in fitting:
             raise ConfigError(
                 f"{trace.name}: it can't tell anything about {name!r}; it can about: {', '.join(fitting)}"
@@ -67,7 +74,7 @@ def study(
 
 def _tables(
     trace: Trace, wanted: Wanted, progress: Progress, chosen: Iterable[str]
-) -> Iterator[Table]:
+) -> Iterator[Table | Event]:
     steps = Steps(sum(PARTS[name].runs(trace, wanted) for name in chosen), progress)
     findings: list[Finding] = []
     for name in chosen:

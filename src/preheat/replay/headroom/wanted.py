@@ -24,7 +24,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     `loads`: the shares of time that the undisturbed fleet spends on prefill. Events are tried at
     `switches` moments; each simulation begins `warm_s` before its moment. `budget_s` are the
-    GPU-seconds a worker may compute beforehand. `only_events`: the names of those that are tried,
+    GPU-seconds a worker may compute beforehand; off-peak each of them costs `off_peak_price` of one later.
+    `only_events`: the names of those that are tried,
     or all; `events_alone`: on a single worker too.
 
     Prompts are computed whole, one after the other, nothing is decoded, and arrivals don't wait
@@ -44,6 +45,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     switches: int = 6
     warm_s: float = 7_200.0
     budget_s: float = 60.0
+    off_peak_price: float = 0.3
     only_events: tuple[str, ...] = ()
     events_alone: bool = True
     service: ServiceModel = ServiceModel()

@@ -15,6 +15,7 @@ import msgspec
 from preheat.core.costs import ServiceModel
 from preheat.core.prefix import PrefixStore
 from preheat.replay.fleet import Fleet
+from preheat.replay.headroom.ramp import Ramp
 from preheat.replay.tiers import Tier, TierSpec
 from preheat.replay.worker import Job
 
@@ -39,6 +40,7 @@ class Place(msgspec.Struct, frozen=True):
     and the jobs of the undisturbed run to rank by."""
 
     fleet: Fleet
+    ramp: Ramp
     number: int
     paths: Sequence[Sequence[int]]
     jobs: Sequence[Job]
@@ -62,9 +64,19 @@ def restored(block_s: float) -> Arm:
     return lambda place: _refill(place, block_s)
 
 
-def on_demand(tier: str, block_s: float) -> Arm:
-    """What was there is in a tier that outlives the restart: read when it is asked for, and what
-    isn't comes back in the background as well, newest first."""
+def ramped(fill: Arm) -> Arm:
+    """The same, and the worker is given a growing share of the requests only."""
+
+    def both(place: Place) -> Warmed:
+        place.ramp.returned(place.number, place.fleet.kernel.now)
+        return fill(place)
+
+    return both
+
+
+def on_demand(tier: str, block_s: float, *, refills: bool = False) -> Arm:
+    """What was there is in a tier that outlives the restart: read when it is asked for; with
+    `refills` what isn't comes back in the background as well, newest first."""
 
     def fill(place: Place) -> Warmed:
         capacity = place.store.capacity_blocks
@@ -72,7 +84,7 @@ def on_demand(tier: str, block_s: float) -> Arm:
         for path in reversed(place.paths):
             copy.put(block for block in reversed(path) if block not in place.store)
         place.fleet.workers[place.number].tiers.all.insert(0, copy)
-        return _refill(place, block_s, copy)
+        return _refill(place, block_s, copy) if refills else Warmed()
 
     return fill
 

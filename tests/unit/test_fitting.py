@@ -10,9 +10,11 @@ import pytest
 
 from preheat.core.costs import ServiceModel, Timing
 from preheat.errors import ConfigError
-from preheat.replay.fitting import Served, fit, fit_points, served_of
+from preheat.replay.fitting import Served, fit, fit_points, fit_times, served_of
 from preheat.replay.kernel import Kernel
 from preheat.replay.llamacpp import Host, Prompt, Server, ServerSpec
+from preheat.replay.whatif import Setup, try_out
+from preheat.traces.arrival import Arrival, Trace
 
 TRUE = ServiceModel(token_s=5e-3, attention_s=2e-6, step_s=8e-3, sequence_s=3e-3, context_s=1e-5)
 BATCH = 128
@@ -127,6 +129,82 @@ def test_rare_slow_moments_are_in_the_total() -> None:
 def test_a_short_log_is_refused_with_a_remedy() -> None:
     with pytest.raises(ConfigError, match=r"at least 10 answered .* here are 9; take a longer log"):
         fit(served(1e4)[:9])
+
+
+def test_the_error_is_of_later_requests_by_a_fit_to_earlier_ones() -> None:
+    rows = served(1e4)
+    found = fit_times(rows, batch_tokens=BATCH)
+    assert found.model == fit(rows, batch_tokens=BATCH).model
+    assert (found.requests, found.ttft.count) == (150, 50)
+    assert found.ttft.p99 < 0.02
+    # A machine that becomes half as fast after two thirds is off by a half, and says it.
+    slow = [
+        msgspec.structs.replace(one, ttft_s=2 * one.ttft_s, service_s=2 * one.service_s)
+        for one in rows[100:]
+    ]
+    later = fit_times([*slow, *rows[:100]], batch_tokens=BATCH)  # in any order
+    assert later.ttft.p50 == pytest.approx(0.5, abs=0.01)
+    assert later.decode.p50 == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize(("rate", "error"), [(1.0, 0.02), (8.0, 0.25)])
+def test_the_engines_of_a_replay_are_found_again(rate: float, error: float) -> None:
+    """From nearly alone to some thirty at once on each of two."""
+    chance, at, asked = random.Random(1), 0.0, []
+    for _ in range(800):
+        at += chance.expovariate(rate)
+        sizes = {
+            "input_tokens": chance.randrange(10, 4_000),
+            "output_tokens": chance.randrange(20, 400),
+        }
+        asked.append(Arrival(at=at, **sizes))
+    setup = Setup(workers=2, worker_tokens=4_000_000)
+    run = try_out(Trace(name="t", format="t", arrivals=asked), setup).run
+    rows = []
+    for job in run.jobs:
+        assert job.first_at is not None
+        assert job.ended_at is not None
+        times = job.first_at - job.arrived_at, job.ended_at - job.arrived_at
+        rows.append(
+            Served(f"{job.worker}", job.arrived_at, *times, job.input_tokens, 0, job.output_tokens)
+        )
+    found = fit_times(rows, batch_tokens=setup.step_tokens)
+    assert found.ttft.p50 < error
+    for tokens in (500, 2_000):
+        true_s = setup.service.prefill_s(tokens)
+        assert found.model.prefill_s(tokens) == pytest.approx(true_s, rel=0.06)
+    assert found.model.decode_s(100, 2_000, 20) == pytest.approx(
+        setup.service.decode_s(100, 2_000, 20), rel=0.1
+    )
+
+
+def test_only_the_newest_requests_count() -> None:
+    old = [Served("w", 10.0 * at, 9.0, 9.0, 100 + at, 0, 1) for at in range(5_000)]
+    new = [
+        Served("w", 1e6 + 10.0 * at, 1e-3 * (100 + at), 1e-3 * (100 + at), 100 + at, 0, 1)
+        for at in range(4_000)
+    ]
+    found = fit_times([*old, *new])
+    assert found.requests == 4_000
+    assert found.model.token_s == pytest.approx(1e-3)
+    assert found.decode.count == 0
+    assert "decoding: no answer is longer than a token" in str(found)
+
+
+@pytest.mark.parametrize("same", ["tokens", "times"])
+def test_times_that_do_not_tell_what_a_token_costs_are_refused(same: str) -> None:
+    chance, rows = random.Random(3), []
+    for number in range(60):
+        tokens = 500 if same == "tokens" else chance.randrange(10, 2_000)
+        ttft_s = 0.5 if same == "times" else chance.uniform(0.4, 0.6)
+        rows.append(Served("w", 1e4 * number, ttft_s, ttft_s + 0.1, tokens, 0, 5))
+    with pytest.raises(ConfigError, match=r"don't grow .* what a token costs can't be told"):
+        fit_times(rows)
+
+
+def test_too_few_to_judge_by_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"at least 15 answered .* here are 14"):
+        fit_times(served(1e4)[:14])
 
 
 def test_it_says_its_error() -> None:

@@ -9,7 +9,11 @@ TRACE is a file or a folder: Preheat's own log, OpenAI-style JSON lines (LiteLLM
 a published trace; docs/traces.md lists the formats, which are recognised by content. The decisions
 are made by the code that serves, in simulated time; the engines are simulated (continuous
 batching, paged KV). The baseline is a round-robin balancer without a response cache before engines with
-prefix caching. Speeds come from a service model that is given: compare arms, not clocks.
+prefix caching. Speeds are assumed unless --service says otherwise: compare arms, not clocks. From a
+log of Preheat's own they can be fitted:
+
+    preheat replay ~/.local/state/preheat/log --service fit --save-service speeds.json
+    preheat replay requests.jsonl --service speeds.json
 """
 
 import argparse
@@ -17,15 +21,13 @@ import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from preheat.cli.numbers import count, count_or_none, positive, seconds, speed
 from preheat.cli.progress import Line
 from preheat.cli.reading import add_reading_arguments, read_trace
+from preheat.cli.service import add_service_arguments, check_service, service_of
 from preheat.errors import ConfigError
-
-if TYPE_CHECKING:
-    from preheat.core.costs import ServiceModel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,14 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--speed", type=speed, default=1.0, metavar="X", help="time runs X times as fast"
     )
     fleet.add_argument(
-        "--service",
-        type=Path,
-        metavar="FILE",
-        help="what an engine's step takes, as JSON: token_s, attention_s, step_s, sequence_s, context_s",
-    )
-    fleet.add_argument(
         "--closed", action="store_true", help="a session's next request waits for its answer"
     )
+    add_service_arguments(parser)
     told = parser.add_argument_group("what is told")
     told.add_argument(
         "--policy",
@@ -115,19 +112,22 @@ def run(options: argparse.Namespace) -> int:
     _known("eviction policy", options.policy, eviction.POLICIES)
     if options.html is not None:
         _check_page(options.html)
+    check_service(options)
     worker_tokens = _worker_tokens(options)
     line = Line()
     line.tell("reading")
     trace = read_trace(options)
     defaults = Questions()
+    service, fitted = service_of(options, trace, defaults.setup)
     asked = Questions(
         setup=Setup(
             workers=options.workers,
             worker_tokens=worker_tokens,
             loop="closed" if options.closed else "open",
             speed=options.speed,
-            service=_service(options.service) if options.service else Setup().service,
+            service=service,
         ),
+        fitted=fitted,
         ours=options.routing,
         tier_tokens=options.tier_tokens,
         exact_ttl_s=options.ttl,
@@ -158,23 +158,6 @@ def _check_page(path: Path) -> None:
         raise ConfigError(f"--html {path}: it is a folder; name a file in it")
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"--html {path}: its folder doesn't exist")
-
-
-def _service(path: Path) -> "ServiceModel":
-    import msgspec
-
-    from preheat.core.costs import ServiceModel
-
-    try:
-        given = msgspec.json.decode(path.read_bytes(), type=ServiceModel)
-    except OSError as error:
-        raise ConfigError(f"--service {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--service {path}: {error}") from None
-    for name, value in msgspec.structs.asdict(given).items():
-        if not 0 <= value < 1e6:
-            raise ConfigError(f"--service {path}: {name} is {value:g}, and must be seconds from 0")
-    return given
 
 
 def _worker_tokens(options: argparse.Namespace) -> int:

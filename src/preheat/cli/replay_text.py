@@ -43,8 +43,9 @@ def _fleet(settings: Settings) -> str:
     parts = [f"On {workers} of {settings.hbm_tokens:,} tokens (--workers, --worker-tokens)"]
     if settings.dram_tokens:
         parts.append(f"a tier of {settings.dram_tokens:,}")
-    is_given = settings.service == msgspec.structs.asdict(DECODING)
-    parts.append("an 8B model's speeds" if is_given else "speeds as given")
+    is_assumed = settings.service == msgspec.structs.asdict(DECODING)
+    source = "fitted to this log" if settings.service_fit else "as given"
+    parts.append("an 8B model's speeds" if is_assumed else f"speeds {source}")
     if settings.answers_ttl_s:
         parts.append(f"answers kept {settings.answers_ttl_s:,.0f} s")
     return f"{', '.join(parts)}."

@@ -8,8 +8,11 @@ one over its expected time, so that slow moments count by their share and the to
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -26,9 +29,13 @@ from preheat.core.least_squares import NonNegative
 from preheat.errors import ConfigError
 from preheat.replay.timeline import NOTHING, Busy, Equation, Served, Timeline
 
-__all__ = ["Fitted", "Served", "fit", "fit_points", "served_of"]
+__all__ = ["Fitted", "Served", "fit", "fit_points", "fit_times", "served_in", "served_of"]
 
 _LEAST_ROWS: Final = 10
+_LEAST_JUDGED: Final = 15
+_FITTED_SHARE: Final = 2 / 3
+_MOST_ROWS: Final = 4_000
+"""More don't make five prices better, and older ones tell of the engine as it was."""
 _LEAST_S: Final = 1e-3
 _ROUNDS: Final = 6
 _SLOWDOWNS: Final = tuple(0.05 * step for step in range(17))
@@ -69,6 +76,44 @@ def served_of(rows: Iterable[LogRow]) -> list[Served]:
     return served
 
 
+_COLUMNS: Final = (
+    *("layer", "stream", "status", "engine_worker", "ttft_s", "service_s"),
+    *("input_tokens", "cached_tokens", "output_tokens"),
+)
+
+
+class _Row(NamedTuple):
+    at_us: int
+    layer: str
+    fields: dict[str, Any]
+
+
+def served_in(paths: Iterable[Path]) -> list[Served]:
+    """The same of request logs, files or folders that hold them; of nothing but the columns that
+    are needed. Needs the extra `log`."""
+    served: list[Served] = []
+    for table in _tables(paths):
+        columns = [table[name].to_pylist() for name in _COLUMNS]
+        ats_us = table["at"].cast("int64").to_pylist()
+        rows = (dict(zip(_COLUMNS, values, strict=True)) for values in zip(*columns, strict=True))
+        served += served_of(
+            _Row(at_us, row["layer"], row) for at_us, row in zip(ats_us, rows, strict=True)
+        )
+    return served
+
+
+def _tables(paths: Iterable[Path]) -> Iterator[Any]:
+    from preheat.traces import own  # noqa: PLC0415 - needs the extra `log`
+
+    for path in paths:
+        if path.is_dir():
+            inside = (*path.rglob("log-*.parquet"), *path.rglob("spool-*.arrows"))
+            for folder in sorted({one.parent for one in inside}):
+                yield from own.tables(folder)
+        elif (table := own.file_of(path).load()) is not None:
+            yield table
+
+
 class Fitted(msgspec.Struct, frozen=True):
     """The model, how well it tells the times it was made of, and how many requests those were.
 
@@ -87,7 +132,8 @@ class Fitted(msgspec.Struct, frozen=True):
         if self.slowdown:
             lines[0] = f"a step takes {self.slowdown:.0%} longer beside another; {lines[0]}"
         for name, errors in (("first token", self.ttft), ("decoding", self.decode)):
-            lines.append(f"{name}: {errors.p50:.3f} / {errors.p90:.3f} / {errors.p99:.3f}")
+            told = f"{errors.p50:.3f} / {errors.p90:.3f} / {errors.p99:.3f}"
+            lines.append(f"{name}: {told if errors.count else 'no answer is longer than a token'}")
         return "\n".join(lines)
 
 
@@ -96,28 +142,77 @@ def fit(served: Sequence[Served], *, batch_tokens: int = 0, is_one_host: bool = 
     engine cuts a prompt; 0: it doesn't. Workers of one host share its memory, and may slow each
     other: by how much is fitted, too. Raises ConfigError for fewer than ten requests."""
     _check_enough(len(served))
-    crowds: defaultdict[str, list[Served]] = defaultdict(list)
-    for one in served:
-        crowds[one.worker].append(one)
+    crowds = _crowds(served)
     tried = _SLOWDOWNS if is_one_host and len(crowds) > 1 else (0.0,)
     return min(
         (_fit(crowds, batch_tokens, slowdown) for slowdown in tried), key=lambda one: one[0]
     )[1]
 
 
+def fit_times(served: Sequence[Served], *, batch_tokens: int = 0) -> Fitted:
+    """`fit` of a log's newest requests, with errors that it hasn't seen: those of a fit to the first
+    two thirds, on the last one. Raises ConfigError for fewer than 15 requests, and where times
+    don't tell what a prompt's token costs."""
+    rows = sorted(served, key=lambda one: one.asked_at)[-_MOST_ROWS:]
+    _check_enough(len(rows), _LEAST_JUDGED)
+    cut = round(_FITTED_SHARE * len(rows))
+    before = fit(rows[:cut], batch_tokens=batch_tokens).model
+    made = fit(rows, batch_tokens=batch_tokens)
+    _check_tokens_count(rows, made)
+    firsts, rests = _equations(
+        _crowds(rows), _prices_of(before), batch_tokens, since=rows[cut].asked_at
+    )
+    return msgspec.structs.replace(
+        made, ttft=_errors(firsts, _prices_of(before)), decode=_errors(rests, _prices_of(before))
+    )
+
+
+def _check_tokens_count(rows: Sequence[Served], made: Fitted) -> None:
+    """Whether the model knows more of first tokens than their median, and has a price of a token."""
+    lengths = {one.new_tokens for one in rows}
+    middle_s = median(one.ttft_s for one in rows)
+    plain = Errors.of([abs(middle_s - one.ttft_s) / max(_LEAST_S, one.ttft_s) for one in rows])
+    is_free = made.model.token_s == made.model.attention_s == 0.0
+    if len(lengths) == 1 or is_free or made.ttft.p50 >= plain.p50:
+        raise ConfigError(
+            f"the times to the first token don't grow with what was computed for it (of {len(rows)} "
+            f"requests, {min(lengths):,} to {max(lengths):,} tokens): what a token costs can't be told. "
+            "Take a log with prompts of other lengths"
+        )
+
+
+def _crowds(served: Iterable[Served]) -> dict[str, list[Served]]:
+    crowds: defaultdict[str, list[Served]] = defaultdict(list)
+    for one in served:
+        crowds[one.worker].append(one)
+    return crowds
+
+
+def _equations(
+    crowds: Mapping[str, Sequence[Served]],
+    prices: Sequence[float],
+    batch_tokens: int,
+    slowdown: float = 0.0,
+    since: float = -inf,
+) -> tuple[list[Equation], list[Equation]]:
+    """Of first tokens and of answers, of all workers, for those who asked from then on."""
+    busy = {name: Busy(crowd) for name, crowd in crowds.items()} if slowdown else {}
+    firsts: list[Equation] = []
+    rests: list[Equation] = []
+    for name, crowd in crowds.items():
+        others = [one for other, one in busy.items() if other != name]
+        timeline = Timeline(crowd, prices, batch_tokens, others=others, slowdown=slowdown)
+        timeline.tell(firsts, rests, since=since)
+    return firsts, rests
+
+
 def _fit(
     crowds: Mapping[str, Sequence[Served]], batch_tokens: int, slowdown: float
 ) -> tuple[float, Fitted]:
     """What is left unexplained, and the fit."""
-    busy = {name: Busy(crowd) for name, crowd in crowds.items()} if slowdown else {}
     prices: tuple[float, ...] = NOTHING
     for _ in range(_ROUNDS):
-        firsts: list[Equation] = []
-        rests: list[Equation] = []
-        for name, crowd in crowds.items():
-            others = [one for other, one in busy.items() if other != name]
-            timeline = Timeline(crowd, prices, batch_tokens, others=others, slowdown=slowdown)
-            timeline.tell(firsts, rests)
+        firsts, rests = _equations(crowds, prices, batch_tokens, slowdown)
         prices = _prices([*firsts, *rests], prices)
     left = sum(
         (cost_s(row, prices) - took_s) ** 2 / max(_LEAST_S, took_s)
@@ -147,10 +242,10 @@ def fit_points(points: Sequence[Timing]) -> Fitted:
     return Fitted(model_of(prices), _errors(firsts, prices), _errors(rests, prices), len(points))
 
 
-def _check_enough(count: int) -> None:
-    if count < _LEAST_ROWS:
+def _check_enough(count: int, least: int = _LEAST_ROWS) -> None:
+    if count < least:
         raise ConfigError(
-            f"a service model needs at least {_LEAST_ROWS} answered requests with their times, "
+            f"a service model needs at least {least} answered requests with their times, "
             f"here are {count}; take a longer log"
         )
 
@@ -163,6 +258,11 @@ def _prices(rows: Sequence[Equation], before: Sequence[float]) -> tuple[float, .
     return least_squares.solution()
 
 
+def _prices_of(model: ServiceModel) -> tuple[float, ...]:
+    """In a row's order."""
+    return model.step_s, model.token_s, model.attention_s, model.sequence_s, model.context_s
+
+
 def _errors(rows: Sequence[Equation], prices: Sequence[float]) -> Errors:
     shares = [abs(cost_s(row, prices) - took_s) / max(_LEAST_S, took_s) for row, took_s in rows]
-    return Errors.of(shares or [0.0])
+    return Errors.of(shares) if shares else Errors(0, 0.0, 0.0, 0.0)

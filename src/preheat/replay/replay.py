@@ -10,6 +10,7 @@ from preheat import __version__
 from preheat.core import eviction
 from preheat.errors import ConfigError
 from preheat.replay import arms, report, sections
+from preheat.replay.fitting import Fitted
 from preheat.replay.measures import Measures, measures_of
 from preheat.replay.side_by_side import each
 from preheat.replay.verdict import Fleet, nothing_served, summary_of, without_prompts
@@ -24,9 +25,11 @@ Progress = Callable[[str], None]
 
 class Questions(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of a trace. `setup` is the baseline's fleet; `ours` the routing rule that is put
-    in the place of its rule, `tier_tokens` a worker the tier, `exact_ttl_s` the response cache."""
+    in the place of its rule, `tier_tokens` a worker the tier, `exact_ttl_s` the response cache.
+    `fitted` is where the setup's service model came from, if that was this trace."""
 
     setup: Setup = Setup()
+    fitted: Fitted | None = None
     ours: str = "preheat"
     tier_tokens: int = 4_000_000
     exact_ttl_s: float = 3_600.0
@@ -50,7 +53,7 @@ def replay(trace: Trace, asked: Questions, progress: Progress) -> report.Report:
         rate=asked.rate,
         trace=sections.trace_section(trace),
         settings=_settings(trace, asked),
-        cautions=tuple(_cautions(trace, has_lengths=has_lengths)),
+        cautions=tuple(_cautions(trace, asked.fitted, has_lengths=has_lengths)),
     )
     if trace.block_tokens or has_lengths:
         made = _with_fleet(trace, asked, made, progress)
@@ -182,6 +185,7 @@ def _settings(trace: Trace, asked: Questions) -> report.Settings:
         dram_tokens=asked.tier_tokens if TIER in levers else 0,
         answers_ttl_s=asked.exact_ttl_s if ANSWERS in levers else None,
         service=msgspec.structs.asdict(setup.service),
+        service_fit=_service_fit(asked.fitted) if asked.fitted else None,
         command=asked.command,
         rules=(
             f"clients: {setup.loop} loop, at {setup.speed:g} times the trace's speed",
@@ -191,7 +195,18 @@ def _settings(trace: Trace, asked: Questions) -> report.Settings:
     )
 
 
-def _cautions(trace: Trace, *, has_lengths: bool) -> Iterable[str]:
+def _service_fit(fitted: Fitted) -> report.ServiceFit:
+    ttft, decode = fitted.ttft, fitted.decode
+    return report.ServiceFit(
+        requests=fitted.requests,
+        ttft_error_p50_share=ttft.p50,
+        ttft_error_p90_share=ttft.p90,
+        decode_error_p50_share=decode.p50 if decode.count else None,
+        decode_error_p90_share=decode.p90 if decode.count else None,
+    )
+
+
+def _cautions(trace: Trace, fitted: Fitted | None, *, has_lengths: bool) -> Iterable[str]:
     if not trace.block_tokens and not has_lengths:
         return  # keys alone: their hit ratios need neither times nor engines
     if trace.times != "measured":
@@ -208,7 +223,14 @@ def _cautions(trace: Trace, *, has_lengths: bool) -> Iterable[str]:
     else:
         yield "The trace has no blocks of prompts: nothing about prefixes can be concluded."
         yield "Routing isn't in Preheat's gateway yet: its waits are what could be had."
-    yield "The service model is given, not measured on your engine: compare arms, not clocks."
+    if fitted is None:
+        yield "The service model is given, not fitted to this trace: compare arms, not clocks."
+    else:
+        yield (
+            f"The service model was fitted to {fitted.requests:,} answers of this log. Half of the later "
+            f"first tokens came within {fitted.ttft.p50:.0%} of what it tells, nine tenths within "
+            f"{fitted.ttft.p90:.0%}."
+        )
 
 
 def _refused(base: Measures) -> Iterable[str]:

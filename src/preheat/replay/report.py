@@ -50,6 +50,17 @@ class Trace(Section, frozen=True, kw_only=True):
     """What was done to it before, a sentence each. Composed data is called composed here."""
 
 
+class ServiceFit(Section, frozen=True, kw_only=True):
+    """How the service model was fitted to this very log: to how many answers, and how far it was off
+    on later ones that it hadn't seen, as a share."""
+
+    requests: int
+    ttft_error_p50_share: float
+    ttft_error_p90_share: float
+    decode_error_p50_share: float | None = None
+    decode_error_p90_share: float | None = None
+
+
 class Settings(Section, frozen=True, kw_only=True):
     """What it was replayed on. Capacities are tokens of KV a worker."""
 
@@ -61,6 +72,8 @@ class Settings(Section, frozen=True, kw_only=True):
     """How long the response cache keeps answers."""
     service: dict[str, float] = {}
     """The service model's coefficients by name, in seconds."""
+    service_fit: ServiceFit | None = None
+    """None where they were assumed or given."""
     seed: int | None = None
     command: str = ""
     """What makes this document again."""

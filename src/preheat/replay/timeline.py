@@ -9,6 +9,7 @@ span had at the present prices.
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
+from math import inf
 from typing import Final
 
 import msgspec
@@ -120,11 +121,14 @@ class Timeline:
             span.slower = 1.0 + slowdown * crowding
             span.steps = self._steps_in(span, prices)
 
-    def tell(self, firsts: list[Equation], rests: list[Equation]) -> None:
-        """An equation for each first token, and one for each answer after it."""
+    def tell(self, firsts: list[Equation], rests: list[Equation], *, since: float = -inf) -> None:
+        """An equation for each first token, and one for each answer after it; of those who asked
+        from then on."""
         counts = self._counts()
         done = list(accumulate(counts, _plus, initial=NOTHING))
         for one in self._crowd:
+            if one.asked_at < since:
+                continue
             asked, first, ended = (
                 bisect_left(self._cuts, at) for at in (one.asked_at, one.first_at, one.ended_at)
             )

@@ -67,8 +67,14 @@ def test_held_blocks_stay_and_prefixes_are_whole(
     running: list[tuple[list[int], int]] = []
     for now, (path, private, ends) in enumerate(moves):
         blocks = blocks_of(path)
-        if store.take(blocks, private, now):
+        before = [*store], store.free_blocks, len(store.evicted)
+        held = {block for one, _ in running for block in one}
+        fits = len(held.union(blocks)) + private + sum(one[1] for one in running) <= capacity
+        assert store.take(blocks, private, now) == fits
+        if fits:
             running.append((blocks, private))
+        else:
+            assert before == ([*store], store.free_blocks, len(store.evicted))
         if ends and running:
             store.release(*running.pop(0), now)
         assert len(store) + sum(one[1] for one in running) + store.free_blocks == capacity
@@ -86,6 +92,31 @@ def test_what_does_not_fit_beside_what_is_held_is_refused() -> None:
     store.release([1, 2, 3], 1, 2.0)
     assert store.take([7, 8], 0, 3.0)
     assert store.evicted == [3]
+
+
+def test_what_cannot_fit_pushes_nobody_out() -> None:
+    store = PrefixStore(6, LeafLru())
+    store.take([1, 2], 1, 0.0)
+    store.take([7, 8], 0, 1.0)
+    store.release([7, 8], 0, 1.0)
+    assert not store.take([11, 12, 13, 14], 0, 2.0)
+    assert not store.take([7, 8, 9], 1, 2.0)  # its own beginning has to stay
+    assert not store.grow(4, 2.0)
+    assert store.evicted == []
+    assert store.overlap([7, 8]) == 2
+    assert store.grow(3, 2.0)
+    assert store.evicted == [8, 7]
+
+
+def test_what_running_prompts_share_is_held_once() -> None:
+    store = PrefixStore(6, LeafLru())
+    store.take([1, 2, 3], 0, 0.0)
+    store.take([1, 2, 3, 4], 0, 0.0)
+    store.take([9], 0, 1.0)
+    store.release([9], 0, 1.0)
+    assert not store.grow(3, 2.0)
+    assert store.grow(2, 2.0)
+    assert store.evicted == [9]
 
 
 def test_restored_blocks_push_nobody_out_and_keep_their_age() -> None:

@@ -1,5 +1,6 @@
 """What pushing out one more block is worth: how much of what was pushed out is computed again."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from math import exp
 
@@ -17,7 +18,7 @@ class Ghosts:
     def __init__(self, remembered_blocks: int, *, memory_s: float = 300.0) -> None:
         self._remembered_blocks = remembered_blocks
         self._memory_s = memory_s
-        self._gone: dict[int, None] = {}  # oldest first
+        self._gone: OrderedDict[int, None] = OrderedDict()  # oldest first
         self._evicted = 0.0
         self._lost_s = 0.0
         self._at = 0.0
@@ -36,10 +37,10 @@ class Ghosts:
         self._evicted += len(blocks)
         gone = self._gone
         for block in blocks:
-            gone.pop(block, None)
             gone[block] = None
+            gone.move_to_end(block)
         while len(gone) > self._remembered_blocks:
-            del gone[next(iter(gone))]
+            gone.popitem(last=False)
 
     def computed(
         self, path: Sequence[int], found: int, cost_s: Callable[[int], float], now: float

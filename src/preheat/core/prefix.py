@@ -65,6 +65,11 @@ class PrefixStore:
         self._used_at: dict[int, float] = {}
         self._sizes = sizes
         self._taken = 0  # places of all blocks that are here, and private ones
+        self._private = 0
+        self._running: dict[int, int] = {}  # the last blocks of held paths, how often each
+        self._claimed = (
+            0  # places that held paths would take if they shared nothing, and private ones
+        )
 
     def __len__(self) -> int:
         return len(self._parent)
@@ -92,13 +97,15 @@ class PrefixStore:
     def take(self, blocks: Sequence[int], private: int, now: float, kind: int = 0) -> bool:
         """A request begins: its blocks are here and held from now on, and `private` more counted.
 
-        False where there isn't room beside what is held; free leaves may then be gone all the same.
-        `kind` is the class that `Traits.kind` means.
+        False where there isn't room beside what is held; nothing has changed then. `kind` is the
+        class that `Traits.kind` means.
         """
         known = self.overlap(blocks)
+        needed = private + self._places(blocks[known:])
+        if not self._has_room(needed, blocks[:known]):
+            return False
         if known:
             self._weight[blocks[known - 1]] += 1  # the request's hold; then its first new block
-        needed = private + self._places(blocks[known:])
         if not self._make_room(needed, now):
             if known:
                 self._let_go(blocks[known - 1])
@@ -111,23 +118,34 @@ class PrefixStore:
             parent = block
         if blocks:
             self._used_at[blocks[-1]] = now
+            self._running[blocks[-1]] = self._running.get(blocks[-1], 0) + 1
         self._taken += needed
+        self._private += private
+        self._claimed += private + self._places(blocks)
         self._order.used(blocks, known, now, kind)
         return True
 
     def grow(self, private: int, now: float) -> bool:
-        """So many more private blocks; False where there isn't room."""
-        if not self._make_room(private, now):
+        """So many more private blocks. False where there isn't room; nothing has changed then."""
+        if not (self._has_room(private, ()) and self._make_room(private, now)):
             return False
         self._taken += private
+        self._private += private
+        self._claimed += private
         return True
 
     def release(self, blocks: Sequence[int], private: int, now: float) -> None:
         """A request has ended: its blocks stay until they are pushed out, its private ones go."""
         self._taken -= private
+        self._private -= private
+        self._claimed -= private + self._places(blocks)
         if blocks:
-            self._used_at[blocks[-1]] = now
-            self._let_go(blocks[-1])
+            last = blocks[-1]
+            self._running[last] -= 1
+            if not self._running[last]:
+                del self._running[last]
+            self._used_at[last] = now
+            self._let_go(last)
 
     def drop(self, blocks: Sequence[int], keep: int) -> None:
         """Forget the blocks behind the first `keep` that nobody needs: they were never computed,
@@ -157,6 +175,11 @@ class PrefixStore:
                 self._used_at[block] = float("-inf")
                 if self.is_free(block):
                     self._order.freed(block, float("-inf"))
+
+    def resize(self, capacity_blocks: int, now: float) -> None:
+        """The pool has so many places from now on. Who is too many, and isn't held, is pushed out."""
+        self.capacity_blocks = capacity_blocks
+        self._make_room(0, now)
 
     def flush(self) -> None:
         """A restart: whatever no running request holds is gone."""
@@ -200,6 +223,24 @@ class PrefixStore:
         self._weight[block] -= 1
         if not self._weight[block]:
             self._order.freed(block, self._used_at[block])
+
+    def _has_room(self, count: int, known: Sequence[int]) -> bool:
+        """Whether so many places are free or can be, while held paths and this one stay.
+
+        Nearly always a sum says so. Where held paths share much it says too little, and they are
+        walked through.
+        """
+        if count <= self.free_blocks or (
+            self._claimed + self._places(known) + count <= self.capacity_blocks
+        ):
+            return True
+        held = set(known)
+        for last in self._running:
+            at: int | None = last
+            while at is not None and at not in held:
+                held.add(at)
+                at = self._parent[at]
+        return self._private + self._places([*held]) + count <= self.capacity_blocks
 
     def _make_room(self, count: int, now: float) -> bool:
         try:

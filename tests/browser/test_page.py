@@ -98,8 +98,6 @@ def awkward() -> Report:
             capacity_tokens=tuple(512 * blocks for blocks in capacities),
             hit_token_ratio=tuple(min(0.99, place * (n + 1) / 150) for place in range(12)),
             gap_closed_share=-0.4 + n / 10,
-            gap_closed_share_low=-0.9 + n / 10,
-            gap_closed_share_high=0.1 + n / 10,
         )
         for n in range(14)
     ]
@@ -131,9 +129,7 @@ def awkward() -> Report:
         headroom=(
             Table(title=word, note=word, verdict=word, columns=("arm", word), rows=((word, 1.0),)),
         ),
-        ablation=Ablation(
-            measure=word, unit=word, mechanisms=(Mechanism(name=word, note=word, added=1.0),)
-        ),
+        ablation=Ablation(measure=word, unit=word, mechanisms=(Mechanism(name=word, added=1.0),)),
         price=Price(
             curves=(PriceCurve(pool=word, at_s=(0.0, 1.0), price_gpu_s_per_gib_h=(1.0, 2.0)),)
         ),
@@ -246,6 +242,18 @@ def test_sections_stand_in_order_and_missing_ones_not_at_all(opened: Open) -> No
     only = opened(Report(capacity=sample().capacity))
     assert only.locator("section > h2").all_inner_texts() == ["How large a cache"]
     assert only.locator("header").inner_text() == "Preheat replay report"
+
+
+def test_without_a_summary_what_there_is_to_win_is_the_answer_and_stands_first(
+    opened: Open,
+) -> None:
+    whole = sample()
+    tab = opened(Report(trace=whole.trace, events=whole.events, headroom=whole.headroom))
+    assert tab.locator("section > h2").all_inner_texts() == [
+        "What there is to win",
+        "After an event",
+        "What was simulated",
+    ]
 
 
 def test_every_word_of_a_section_is_explained(opened: Open) -> None:

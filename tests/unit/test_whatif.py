@@ -271,6 +271,19 @@ def test_a_worker_without_room_refuses_everything_and_the_report_says_it() -> No
     assert (made.saved, made.latency, made.balance, made.events) == (None, None, None, ())
 
 
+def test_one_endless_cache_for_all_is_the_bound_where_no_answers_are_kept() -> None:
+    prompts = [msgspec.structs.replace(one, key=-1) for one in conversation().arrivals]
+    made = replay(trace(prompts), Questions(setup=SMALL), quiet)
+    assert made.saved is not None
+    assert made.saved.together is not None
+    assert made.saved.bound_gpu_s is not None
+    left_s = made.saved.baseline_gpu_s - made.saved.together.saved_gpu_s
+    assert 0 < made.saved.bound_gpu_s <= left_s * (1 + 1e-9)
+    answered = replay(conversation(), Questions(setup=SMALL), quiet)
+    assert answered.saved is not None
+    assert answered.saved.bound_gpu_s is None
+
+
 def test_what_no_worker_can_hold_is_counted_in_whole_blocks() -> None:
     """A worker of 25 tokens has two blocks of 10: the prompt of 21 tokens, and that of 20 with an
     answer, are refused."""

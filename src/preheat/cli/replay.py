@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from preheat.cli.numbers import count, count_or_none, positive, seconds, speed
+from preheat.cli.pages import check_page, write_page
 from preheat.cli.progress import Line
 from preheat.cli.reading import add_reading_arguments, read_trace
 from preheat.cli.service import add_service_arguments, check_service, service_of
@@ -102,7 +103,6 @@ def run(options: argparse.Namespace) -> int:
     from preheat.cli.replay_text import told
     from preheat.core import eviction
     from preheat.core.routing import POLICIES
-    from preheat.dashboard import page
     from preheat.replay import report
     from preheat.replay.replay import Questions, replay
     from preheat.replay.whatif import Setup
@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
     _known("routing rule", [options.routing], POLICIES)
     _known("eviction policy", options.policy, eviction.POLICIES)
     if options.html is not None:
-        _check_page(options.html)
+        check_page(options.html)
     check_service(options)
     worker_tokens = _worker_tokens(options)
     line = Line()
@@ -144,20 +144,10 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(told(made))
     if options.html is not None:
-        try:
-            options.html.write_bytes(page(document))
-        except OSError as error:
-            raise ConfigError(f"--html {options.html}: {error.strerror}") from None
+        write_page(options.html, document)
     elif not options.json:
         print("\nWith --html FILE as a page, with --json as one document.")
     return 0
-
-
-def _check_page(path: Path) -> None:
-    if path.is_dir():
-        raise ConfigError(f"--html {path}: it is a folder; name a file in it")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--html {path}: its folder doesn't exist")
 
 
 def _worker_tokens(options: argparse.Namespace) -> int:

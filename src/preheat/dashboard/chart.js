@@ -83,11 +83,11 @@ function swatch(row) {
     svg("path", { class: "mark", d: row.mark, transform: "translate(15 6)" }));
 }
 
-// Bars: a row of text and a bar below it; an interval is a whisker -------------------------------
+// Bars: a row of text and a bar below it -------------------------------
 
-// rows: {name, note, value, low, high, text, role}; the axis reaches to `least`, so that little looks little
+// rows: {name, note, value, text, role}; the axis reaches to `least`, so that little looks little
 function bars(rows, least = 0) {
-  const [low, high] = extent(rows.flatMap((row) => [0, least, row.value, row.low, row.high]));
+  const [low, high] = extent(rows.flatMap((row) => [0, least, row.value]));
   const at = (value) => `${(100 * (value - low)) / (high - low || 1)}%`;
   const wide = (one, other) => `${(100 * Math.abs(one - other)) / (high - low || 1)}%`;
   return html("ul", { class: "bars" }, dressed(rows).map((row) => html("li", null,
@@ -97,12 +97,7 @@ function bars(rows, least = 0) {
       svg("rect", { class: "track", y: 3, height: 10, width: "100%" }),
       isNumber(row.value) && svg("rect", { class: row.value < 0 ? "fill loss" : "fill", y: 3, height: 10,
         x: at(Math.min(0, row.value)), width: wide(row.value, 0) }),
-      low < 0 && svg("line", { class: "zero", x1: at(0), x2: at(0), y1: 0, y2: 16 }),
-      isNumber(row.low) && isNumber(row.high) && [
-        svg("line", { class: "whisker", x1: at(row.low), x2: at(row.high), y1: 8, y2: 8 }),
-        [row.low, row.high].map((end) =>
-          svg("line", { class: "whisker", x1: at(end), x2: at(end), y1: 4, y2: 12 })),
-      ]))));
+      low < 0 && svg("line", { class: "zero", x1: at(0), x2: at(0), y1: 0, y2: 16 })))));
 }
 
 // Ranges: several dots a row on one logarithmic axis ---------------------------------------------

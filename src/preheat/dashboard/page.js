@@ -26,11 +26,6 @@ const plain = or((value) => {
   return Math.abs(value) < 1e-3 ? `${Number(value.toPrecision(4))}` : digits(value, 4);
 });
 
-function interval(row, field, show) {
-  const [low, high] = [row[`${field}_low`], row[`${field}_high`]];
-  return isNumber(low) && isNumber(high) ? `${show(low)} to ${show(high)}` : "";
-}
-
 function span(value) {
   const units = [["days", 86400], ["hours", 3600], ["minutes", 60]];
   const [unit, size] = units.find(([, least]) => value >= 2 * least) ?? ["seconds", 1];
@@ -61,9 +56,7 @@ function words(names) {
 
 // A row of a report as a row of bars.
 function bar(row, field, show) {
-  const note = [row.note, interval(row, field, show)].filter(Boolean).join(" · ");
-  return { name: row.name, note, role: row.role, value: row[field], text: show(row[field]),
-    low: row[`${field}_low`], high: row[`${field}_high`] };
+  return { name: row.name, note: row.note, role: row.role, value: row[field], text: show(row[field]) };
 }
 
 function section(title, lead, names, ...parts) {
@@ -191,15 +184,15 @@ function savings({ saved: { levers, together }, answers, rate }) {
   if (together) all.unshift({ ...together, role: "ours" });
   const priced = (gpu_s) => (rate ? (gpu_s / 3600) * rate.gpu_hour_money : null);
   return section("What saves what",
-    "Each lever alone, against the baseline, net of what it spent. Levers overlap: they don't add up. "
+    "Each lever alone, against the baseline. Levers overlap: they don't add up. "
       + "Left of zero is a loss.",
-    ["prefill", "GPU-second", "baseline", "interval", ...levers.map((lever) => lever.name)],
+    ["prefill", "GPU-second", "baseline", ...levers.map((lever) => lever.name)],
     bars(all.map((lever) => bar(lever, "saved_share", share)), 0.2),
     answers && stored(answers),
     table("Saved by lever",
-      ["lever", "saved, share of prefill", "interval", "saved, GPU-seconds", "spent, GPU-seconds", "saved, money"],
-      all.map((lever) => [lever.name, share(lever.saved_share), interval(lever, "saved_share", share),
-        isSchedule(lever.saved_share) ? "≈ 0" : sum(lever.saved_gpu_s), lever.spent_gpu_s ? sum(lever.spent_gpu_s) : null,
+      ["lever", "saved, share of prefill", "saved, GPU-seconds", "saved, money"],
+      all.map((lever) => [lever.name, share(lever.saved_share),
+        isSchedule(lever.saved_share) ? "≈ 0" : sum(lever.saved_gpu_s),
         money(lever.saved_money ?? priced(lever.saved_gpu_s), rate)])));
 }
 
@@ -252,7 +245,7 @@ function routing({ balance: { rules, notes } }) {
   return section("Which worker gets it", hasPrompts
     ? "Prefill still done under each routing rule, of what it would be without any cache. Less is better."
     : "The mean time to first token under each routing rule. Less is better.",
-    ["prefill", "token hit ratio", "max ÷ mean", "TTFT", "interval", ...rules.map((rule) => rule.name)],
+    ["prefill", "token hit ratio", "max ÷ mean", "TTFT", ...rules.map((rule) => rule.name)],
     bars(rules.map((rule) => (hasPrompts ? bar(rule, "prefill_share", share) : bar(rule, "ttft_mean_s", seconds)))),
     table("Routing rules", ["rule", "prefill done", "token hit ratio", "work, max ÷ mean", "TTFT mean", "TTFT p99"],
       rules.map((rule) => [rule.name, share(rule.prefill_share), share(rule.hit_token_ratio),
@@ -267,7 +260,7 @@ function sizes({ capacity: { curves, notes } }) {
     .sort((a, b) => b.gap_closed_share - a.gap_closed_share);
   return section("How large a cache",
     "Nothing gets above infinite; between LRU and Belady lies what a better policy could win.",
-    ["token hit ratio", "LRU", "Belady", "infinite", "gap closed", "interval", ...curves.map((curve) => curve.policy)],
+    ["token hit ratio", "LRU", "Belady", "infinite", "gap closed", ...curves.map((curve) => curve.policy)],
     plotted("Token hit ratio against capacity", {
       x: { label: "capacity, tokens of KV (logarithmic)", unit: "tokens", format: rough, log: true },
       y: { label: "token hit ratio", format: share }, rows: named }),
@@ -286,7 +279,7 @@ function stakes({ headroom }) {
 
 function added({ ablation: { measure, unit, mechanisms } }) {
   const told = (value) => (unit === "share" ? share(value) : `${plain(value)} ${unit ?? ""}`);
-  return section("What each mechanism adds", `${measure}.`, ["ablation", "interval"],
+  return section("What each mechanism adds", `${measure}.`, ["ablation"],
     bars(mechanisms.map((one) => ({ ...bar(one, "added", plain), text: told(one.added) }))));
 }
 
@@ -310,10 +303,9 @@ function made(report) {
     ["Workers", some(settings.workers)], ["HBM a worker", some(settings.hbm_tokens, " tokens of KV")],
     ["DRAM a worker", some(settings.dram_tokens, " tokens of KV")],
     ["Answers kept", isNumber(settings.answers_ttl_s) && span(settings.answers_ttl_s)],
-    ["SSD a worker", some(settings.ssd_tokens, " tokens of KV")],
     ["Service model", Object.entries(settings.service ?? {})
       .map(([name, value]) => `${name} ${plain(value)}`).join(", ")],
-    ["Seed", settings.seed?.toString()], ["Rate", rate && `${money(rate.gpu_hour_money, rate)} a GPU-hour`],
+    ["Rate", rate && `${money(rate.gpu_hour_money, rate)} a GPU-hour`],
     ["Preheat", version], ["Command", settings.command && html("code", null, settings.command)],
   ].filter(([, value]) => value);
   return section("What was simulated", "The trace, what was done to it, and what it ran on.", ["block"],
@@ -329,7 +321,8 @@ const SECTIONS = { saved: savings, latency: waiting, events: after, balance: rou
 
 function draw(report) {
   const isThere = (part) => part != null && part.length !== 0;
-  const drawn = Object.entries(SECTIONS).filter(([name]) => isThere(report[name])).map(([, show]) => show(report));
+  const shown = report.summary ? SECTIONS : { headroom: stakes, ...SECTIONS };   // there it is the answer
+  const drawn = Object.entries(shown).filter(([name]) => isThere(report[name])).map(([, show]) => show(report));
   if (report.trace || report.settings) drawn.push(made(report));
   if (report.trace) document.title = `${report.trace.name} · Preheat report`;
   const links = drawn.map((one) => html("a", { href: `#${one.id}` }, one.querySelector("h2").textContent));

@@ -1,6 +1,6 @@
 """A trace becomes a report: which levers would have saved what."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -85,6 +85,8 @@ def _with_fleet(
             routed = msgspec.structs.replace(asked.setup, routing=asked.ours)
             around = arms.event_tasks(trace, routed)
             tasks.update(around.items())
+        if ANSWERS not in levers:
+            tasks["bound"] = sections.bound_task(trace, asked.setup.service)
     for one in sorted({*setups.values(), *routings.values()}, key=repr):
         tasks[one] = partial(_measured, trace, one, asked.slo_ttft_s)
     found = each(tasks, progress)
@@ -96,7 +98,8 @@ def _with_fleet(
         around = {}
         changes["summary"] = nothing_served(base.requests, asked.setup.worker_tokens, BASELINE)
     else:
-        made = _with_savings(trace, asked, made, runs, list(levers))
+        bound_s = None if base.refused else found.get("bound")
+        made = _with_savings(trace, asked, made, runs, bound_s)
         routed_runs = {name: found[one] for name, one in routings.items()}
         changes["balance"] = arms.balance_section(routed_runs, asked.ours, trace)
     if around:
@@ -114,11 +117,11 @@ def _with_savings(
     asked: Questions,
     made: report.Report,
     runs: Mapping[str, Measures],
-    levers: Sequence[str],
+    bound_s: float | None,
 ) -> report.Report:
     """Sums and waits of the levers. A trace that shows no repeats has waits only; one whose times
     are an order has none."""
-    base = runs[BASELINE]
+    base, levers = runs[BASELINE], _levers(trace, asked)
     shown = {name: runs[name] for name in (BASELINE, *levers, TOGETHER)}
     latency = (
         arms.latency_section(shown, BASELINE, TOGETHER, asked.slo_ttft_s)
@@ -129,6 +132,7 @@ def _with_savings(
         summary = without_prompts(latency, BASELINE)
         return msgspec.structs.replace(made, summary=summary, latency=latency)
     saved = arms.saved_section(shown, TOGETHER, BASELINE, asked.rate)
+    saved = msgspec.structs.replace(saved, bound_gpu_s=bound_s)
     without = {name: runs[f"all but {name}"].prefill_s for name in levers}
     return msgspec.structs.replace(
         made,

@@ -67,14 +67,12 @@ class Settings(Section, frozen=True, kw_only=True):
     workers: int
     hbm_tokens: int | None = None
     dram_tokens: int = 0
-    ssd_tokens: int = 0
     answers_ttl_s: float | None = None
     """How long the response cache keeps answers."""
     service: dict[str, float] = {}
     """The service model's coefficients by name, in seconds."""
     service_fit: ServiceFit | None = None
     """None where they were assumed or given."""
-    seed: int | None = None
     command: str = ""
     """What makes this document again."""
     rules: tuple[str, ...] = ()
@@ -111,8 +109,6 @@ class HitCurve(Section, frozen=True, kw_only=True):
     """Tokens found ÷ tokens asked for."""
     gap_closed_share: float | None = None
     """Of the room between LRU and Belady; see `replay.verdict.gap_closed`."""
-    gap_closed_share_low: float | None = None
-    gap_closed_share_high: float | None = None
 
     def __post_init__(self) -> None:
         _same_length(self.policy, self.capacity_blocks, self.capacity_tokens, self.hit_token_ratio)
@@ -126,17 +122,13 @@ class Capacity(Section, frozen=True, kw_only=True):
 
 
 class Lever(Section, frozen=True, kw_only=True):
-    """One thing that could be done, and what it alone saves of the baseline's prefill, net of
-    what it spent."""
+    """One thing that could be done, and what it alone saves of the baseline's prefill."""
 
     name: str
     note: str = ""
     saved_gpu_s: float
     saved_share: float
-    saved_share_low: float | None = None
-    saved_share_high: float | None = None
     saved_money: float | None = None
-    spent_gpu_s: float = 0.0
 
 
 class Saved(Section, frozen=True, kw_only=True):
@@ -150,7 +142,8 @@ class Saved(Section, frozen=True, kw_only=True):
     no_cache_gpu_s: float | None = None
     """Every prompt computed whole."""
     bound_gpu_s: float | None = None
-    """One endless cache for all: no prefix computed twice."""
+    """One endless cache for all: no prefix computed twice. None with a response cache, which computes
+    less than that."""
 
 
 class Answers(Section, frozen=True, kw_only=True):
@@ -203,8 +196,6 @@ class RoutingRule(Section, frozen=True, kw_only=True):
     role: Role = "other"
     prefill_share: float | None = None
     """Prefill done, of what it would be without any cache."""
-    prefill_share_low: float | None = None
-    prefill_share_high: float | None = None
     hit_token_ratio: float | None = None
     work_max_mean_ratio: float | None = None
     """The busiest worker's prefill seconds ÷ the mean worker's."""
@@ -278,10 +269,7 @@ class Mechanism(Section, frozen=True, kw_only=True):
     """What one mechanism added to all the others, in the ablation's unit. May be below zero."""
 
     name: str
-    note: str = ""
     added: float
-    added_low: float | None = None
-    added_high: float | None = None
 
 
 class Ablation(Section, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from preheat.replay import report
 from preheat.replay.granularity import full_paths
 from preheat.replay.keys import hits
 from preheat.replay.orders import Clairvoyant
-from preheat.replay.pool import serve
+from preheat.replay.pool import serve, total
 from preheat.replay.price import price_curve
 from preheat.replay.report import PriceCurve
 from preheat.replay.verdict import gap_closed, rough_tokens
@@ -70,6 +70,17 @@ def capacity_tasks(
             tasks[name, blocks] = partial(_hit_ratio, trace, service, name, blocks)
     tasks["infinite", distinct] = partial(_hit_ratio, trace, service, "lru", distinct)
     return tasks
+
+
+def bound_task(trace: Trace, service: ServiceModel) -> Callable[[], float]:
+    """GPU-seconds of prefill with one endless memory for all."""
+    return partial(_endless_s, trace, service)
+
+
+def _endless_s(trace: Trace, service: ServiceModel) -> float:
+    store = PrefixStore(distinct_blocks(trace), LeafLru())
+    served = serve(trace.arrivals, trace.block_tokens, service, store)
+    return total(served, lambda one: one.prefill_s)
 
 
 def distinct_blocks(trace: Trace) -> int:

@@ -34,12 +34,9 @@ class Asked(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, arrival: Arrival, logged: Logged) -> Asked:
-        """An answer as long as it was allowed to be was cut off: the log doesn't say how it
-        ended."""
         row = logged.fields
-        is_cut = arrival.output_tokens >= row["max_tokens"]
         return cls(
-            msgspec.structs.replace(arrival, stop="length") if is_cut else arrival,
+            arrival,
             tuple(logged.blocks.tolist()),
             row["prompt_bytes"],
             logged.layer,
@@ -151,16 +148,11 @@ class Replayed(msgspec.Struct, frozen=True):
     prefill_s: float
 
 
-def replayed(trace: Trace, asked: Sequence[Asked], servers: Servers, split_at: float) -> Replayed:
+def replayed(trace: Trace, servers: Servers, split_at: float) -> Replayed:
     """The whole run from its arrivals alone, with the response cache that `preheat replay` tries."""
-    arrivals = [one.arrival for one in asked]
     before: list[float] = []
     servers.kernel.plan(split_at, lambda _: before.append(servers.prefill_s), None)
-    run_through(
-        msgspec.structs.replace(trace, arrivals=arrivals),
-        Setup(exact_ttl_s=Questions().exact_ttl_s),
-        servers,
-    )
+    run_through(trace, Setup(exact_ttl_s=Questions().exact_ttl_s), servers)
     return Replayed(servers.prompts, servers.prefill_s - before[0])
 
 

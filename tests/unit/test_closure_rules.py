@@ -68,7 +68,7 @@ def test_equal_requests_join_and_hit_and_what_was_cut_off_is_computed_again() ->
     trace = Trace(name="t", format="preheat", arrivals=[one.arrival for one in rows])
     spec = ServerSpec(batch_tokens=1_000, cache_bytes=0)
     servers = Servers(rows, KNOWN, spec, placed=[0, 0, 0, 1, 1, 0])
-    found = replayed(trace, rows, servers, 25.0)
+    found = replayed(trace, servers, 25.0)
     assert sorted(found.prompts) == [0, 3, 4, 5]
     first = found.prompts[0]
     assert (first.worker, first.cached_tokens) == (0, 0)
@@ -83,5 +83,5 @@ def test_without_being_told_requests_take_turns() -> None:
     rows = [asked(10.0 * number, number) for number in range(4)]
     trace = Trace(name="t", format="preheat", arrivals=[one.arrival for one in rows])
     servers = Servers(rows, KNOWN, ServerSpec(cache_bytes=0))
-    found = replayed(trace, rows, servers, 0.0)
+    found = replayed(trace, servers, 0.0)
     assert [found.prompts[number].worker for number in range(4)] == [0, 1, 0, 1]

@@ -233,6 +233,15 @@ def test_what_is_written_is_a_log_to_others(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [path.name]  # nothing half written
 
 
+def test_an_answer_as_long_as_it_was_allowed_to_be_is_cut_off(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log")
+    limited, free = log.ask([1], 600, max_tokens=9), log.ask([2], 600)
+    for at_s, (ask, said) in enumerate([(limited, 9), (limited, 8), (limited, None), (free, 9)]):
+        log.row(at_s, ask, input_tokens=400, output_tokens=said)
+    log.save()
+    assert [one.stop for one in read([log.path]).arrivals] == ["length", "", "", ""]
+
+
 def test_a_log_and_a_written_trace_are_not_mixed(log: Log, tmp_path: Path) -> None:
     write(small_trace(), tmp_path / "trace.parquet")
     with pytest.raises(TraceError, match="mixed"):

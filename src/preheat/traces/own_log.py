@@ -31,7 +31,7 @@ _ARROW_STREAM: Final = b"\xff\xff\xff\xff"
 _NEEDED: Final = (
     *("process", "number", "tenant", "model", "path", "key", "session", "sampled", "layer"),
     *("provenance", "status", "input_tokens", "output_tokens", "prompt_bytes", "answer_bytes"),
-    *("ttft_s", "service_s", "duration_s", "block_unit"),
+    *("ttft_s", "service_s", "duration_s", "block_unit", "max_tokens"),
 )
 """Columns of the log that are looked at."""
 
@@ -251,14 +251,16 @@ def _tokens(row: dict[str, Any], per_byte: float) -> int:
 
 
 def _words(row: dict[str, Any]) -> dict[str, str]:
-    """A trace's own, or what the log says of path and status."""
+    """A trace's own, or what the log says of path and status. It doesn't say how an answer ended:
+    one as long as it was allowed to be is taken for cut off."""
     if "kind" in row:
         return {name: row[name] or "" for name in _WORDS}
-    status = row["status"]
-    return {
-        "kind": row["path"] or "",
-        "stop": f"status-{status}" if status is not None and status != 200 else "",
-    }
+    status, said, most = row["status"], row["output_tokens"], row["max_tokens"]
+    if status is not None and status != 200:
+        stop = f"status-{status}"
+    else:
+        stop = "length" if said and most and said >= most else ""
+    return {"kind": row["path"] or "", "stop": stop}
 
 
 def _known(value: Any) -> Any:

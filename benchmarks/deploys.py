@@ -16,7 +16,7 @@ from benchmarks.report import BenchmarkError, Progress, Result
 from benchmarks.traces import agents, chats
 from preheat.cli.headroom import text_of
 from preheat.replay.headroom.event_tables import TIMES_KEPT, WHOLE_TIMES_KEPT, aftermaths
-from preheat.replay.headroom.ladder import NOTHING, OURS, RAMPED, legend
+from preheat.replay.headroom.ladder import LEVERS, NOTHING, OURS, RAMPED, legend
 from preheat.replay.headroom.wanted import Wanted
 from preheat.replay.report import Table
 
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
     usual = Wanted(switches=options.switches)
     if options.quick:
         usual = Wanted(only_events=(ROLLING,), loads=(0.9,), switches=3, events_alone=False)
-    progress.say(text_of(legend()))
+    progress.say(text_of(legend("Events", LEVERS)))
     if options.only != "agents":
         wanted = msgspec.structs.replace(
             usual, alone_tokens=(10_000_000,), worker_tokens=(3_000_000,)

@@ -30,6 +30,7 @@ from preheat.replay.headroom.events import (
 from preheat.replay.headroom.finding import NOTHING_TO_WIN, Finding, in_short
 from preheat.replay.headroom.fleets import blind_spots, fleet_of
 from preheat.replay.headroom.ladder import LEVERS, NOTHING, OURS, RAMPED, ladder, legend
+from preheat.replay.headroom.pauses import LEVERS as PAUSE_LEVERS
 from preheat.replay.headroom.pauses import Closing, Sitting, arms, keep
 from preheat.replay.headroom.ramp import Ramp
 from preheat.replay.headroom.study import study as whole_study
@@ -309,10 +310,11 @@ def test_what_is_computed_beforehand_is_told_net_at_both_prices() -> None:
 def test_every_arm_names_engines_that_the_table_of_levers_has() -> None:
     page = (Path(__file__).parents[2] / "docs" / "levers.md").read_text()
     known = {*re.findall(r"^\| \*\*([^*]+)\*\*", page, re.MULTILINE), "HiCache", "hosted"}
-    for arm, lever in LEVERS.items():
+    for arm, lever in [*LEVERS.items(), *PAUSE_LEVERS.items()]:
         if lever.engines not in ("any", "none", "none: a bound"):
             assert set(re.findall(r"\w+(?:\.\w+)?", lever.engines)) <= known, arm
-    assert [row[0] for row in legend().rows] == list(LEVERS)
+    assert [arm.name for arm in arms(BLOCK, 6.0)] == list(PAUSE_LEVERS)
+    assert [row[0] for row in legend("Events", LEVERS).rows] == list(LEVERS)
 
 
 def candidate(number: int, miss_s: float) -> Candidate:

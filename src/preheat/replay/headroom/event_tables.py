@@ -5,7 +5,7 @@ from typing import Final
 
 from preheat.replay import report
 from preheat.replay.headroom.finding import Finding
-from preheat.replay.headroom.ladder import NOTHING, OURS, OURS_SSD, legend
+from preheat.replay.headroom.ladder import LEVERS, NOTHING, OURS, OURS_SSD, legend
 from preheat.replay.headroom.outcomes import KEPT, Outcome, outcomes
 from preheat.replay.headroom.pauses import DAY_S
 from preheat.replay.headroom.wanted import Progress, Wanted
@@ -47,7 +47,7 @@ def event_part(
         yield curves_of(outcome, SHOWN[outcome.event.kind])
         if OURS in outcome.by_arm and outcome.event.name in ("one restarts", "rolling deploy"):
             findings.append(_finding(outcome))
-    yield legend()
+    yield legend("Events", LEVERS)
     return tuple(findings)
 
 
@@ -100,7 +100,7 @@ def _seconds_table(outcome: Outcome, shown: Mapping[str, str], off_peak_price: f
         f"GPU-seconds of prefill lost and spent an event, at load {outcome.loads[0]:g}; and percent of a"
         " day's prefill lost with so many events a day. Payback: seconds saved for each one spent before."
         " Net: saved - price x spent, at the equal price 1 and off-peak, where a second spent before costs"
-        f" {off_peak_price:g} of one later. No engine has every arm's lever: the last table says which."
+        f" {off_peak_price:g} of one later. No engine has every arm's lever: the last of these tables says which."
     )
     if is_short:
         note += f" * Extrapolated: the trace is {outcome.span_s / 3600.0:.1f} hours long."

@@ -33,7 +33,7 @@ class Lever(msgspec.Struct, frozen=True):
     by: str
 
 
-_CONNECTED: Final = "vLLM (LMCache, Mooncake), SGLang (HiCache)"
+CONNECTED: Final = "vLLM (LMCache, Mooncake), SGLang (HiCache)"
 _SENT: Final = Lever("vLLM, SGLang, TGI, llama.cpp, hosted", "send prompts of a list again")
 LEVERS: Final[Mapping[str, Lever]] = {
     NOTHING: Lever("any", "none"),
@@ -45,9 +45,9 @@ LEVERS: Final[Mapping[str, Lever]] = {
     "decayed frequency, computed": _SENT,
     "clairvoyant, computed": Lever("none: a bound", "the same, of what nobody can know"),
     REFILLED: Lever("none", "both a connector and slot files"),
-    OURS: Lever(_CONNECTED, "a connector's tier that outlives the engine"),
-    f"{OURS}, ramped": Lever(_CONNECTED, "the same, and our router"),
-    OURS_SSD: Lever(_CONNECTED, "a connector's tier on a disk"),
+    OURS: Lever(CONNECTED, "a connector's tier that outlives the engine"),
+    f"{OURS}, ramped": Lever(CONNECTED, "the same, and our router"),
+    OURS_SSD: Lever(CONNECTED, "a connector's tier on a disk"),
 }
 
 
@@ -78,11 +78,11 @@ def ladder(block_tokens: int, event: Event, budget_s: float = 60.0) -> dict[str,
     return arms
 
 
-def legend() -> Table:
-    """Who can: no arm is possible everywhere but doing nothing, and the ramp."""
+def legend(title: str, levers: Mapping[str, Lever]) -> Table:
+    """Who can: hardly an arm is possible everywhere."""
     return Table(
-        title="Which engines have the lever that an arm needs",
-        note="From docs/levers.md. Where an engine isn't named, its arm can't be had there.",
+        title=f"{title}: which engines have the lever that an arm needs",
+        note="From docs/levers.md. Where an engine isn't named, the arm can't be had there.",
         columns=("arm", "engines", "lever"),
-        rows=tuple((arm, one.engines, one.by) for arm, one in LEVERS.items()),
+        rows=tuple((arm, one.engines, one.by) for arm, one in levers.items()),
     )

@@ -7,7 +7,18 @@ from math import fsum
 from preheat.core.prefix import LeafLru, PrefixStore
 from preheat.core.spread import spread_of
 from preheat.replay.headroom.finding import Finding
-from preheat.replay.headroom.pauses import DRAM, FINITE, LRU, Arm, Kept, Sitting, arms, keep
+from preheat.replay.headroom.ladder import legend
+from preheat.replay.headroom.pauses import (
+    DRAM,
+    FINITE,
+    LEVERS,
+    LRU,
+    Arm,
+    Kept,
+    Sitting,
+    arms,
+    keep,
+)
 from preheat.replay.headroom.wanted import Progress, Wanted, simulated
 from preheat.replay.pool import Service, serve
 from preheat.replay.report import Table
@@ -26,6 +37,8 @@ def pauses(
         }
         made[tokens] = simulated(tasks, progress, f"pauses, {tokens:,} tokens")
         yield _pause_table(_size_of(tokens, wanted), made[tokens])
+    tried = {arm.name for arm in pause_arms(trace, wanted)}
+    yield legend("Pauses", {arm: lever for arm, lever in LEVERS.items() if arm in tried})
     middle = list(made)[(len(made) - 1) // 2]
     return (_pause_finding(_size_of(middle, wanted), made[middle]),)
 

@@ -4,7 +4,7 @@ One memory for all sessions, without a queue (`replay.pool`): "service TTFT" is 
 computing. Capacities are tokens of KV for each session that is open in the mean.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from preheat.core.costs import ServiceModel
 from preheat.core.prefix import LeafLru, LeafOrder, PrefixStore
 from preheat.replay.granularity import full_paths
-from preheat.replay.headroom.ladder import DRAM_TOKEN_S, SSD_TOKEN_S
+from preheat.replay.headroom.ladder import CONNECTED, DRAM_TOKEN_S, SSD_TOKEN_S, Lever
 from preheat.replay.orders import Clairvoyant
 from preheat.replay.pool import serve
 from preheat.replay.tiers import Tiers, TierSpec
@@ -22,7 +22,24 @@ ENDLESS: Final = 1 << 40
 DAY_S: Final = 86_400.0
 LRU: Final = "the engine's LRU"
 DRAM: Final = "DRAM on demand"
+SSD: Final = "SSD on demand"
 FINITE: Final = "DRAM of 192 k on demand"
+TOLD: Final = "told when a session is over"
+OURS: Final = "ours: DRAM of 192 k, told when over"
+_BELOW: Final = Lever(f"{CONNECTED}, llama.cpp", "a tier under the GPU's; llama.cpp's prompt cache")
+_BOUND: Final = Lever("none: a bound", "what nobody can know")
+LEVERS: Final[Mapping[str, Lever]] = {
+    LRU: Lever("any", "none"),
+    TOLD: Lever("LMCache, llama.cpp", "clear keys; erase a slot"),
+    DRAM: _BELOW,
+    SSD: Lever(CONNECTED, "a tier on a disk"),
+    FINITE: _BELOW,
+    OURS: Lever("vLLM (LMCache)", "a tier, and clearing its keys"),
+    "DRAM of 192 k, always in time": _BOUND,
+    "always in time": _BOUND,
+    "clairvoyant": _BOUND,
+}
+"""Who offers what the arms need (docs/levers.md)."""
 
 
 class Sitting(msgspec.Struct, frozen=True):
@@ -63,11 +80,11 @@ def arms(block_tokens: int, open_sessions: float) -> Iterator[Arm]:
     dram_s, ssd_s = DRAM_TOKEN_S * block_tokens, SSD_TOKEN_S * block_tokens
     dram = TierSpec("dram", int(192_000 * open_sessions) // block_tokens, dram_s)
     yield Arm(LRU)
-    yield Arm("told when a session is over", told_over=True)
+    yield Arm(TOLD, told_over=True)
     yield Arm(DRAM, (TierSpec("dram", ENDLESS, dram_s),))
-    yield Arm("SSD on demand", (TierSpec("ssd", ENDLESS, ssd_s),))
+    yield Arm(SSD, (TierSpec("ssd", ENDLESS, ssd_s),))
     yield Arm(FINITE, (dram,))
-    yield Arm("ours: DRAM of 192 k, told when over", (dram,), told_over=True)
+    yield Arm(OURS, (dram,), told_over=True)
     yield Arm(
         "DRAM of 192 k, always in time",
         (msgspec.structs.replace(dram, is_prefetched=True),),

@@ -20,7 +20,7 @@ def learned(lives: list[tuple[float, bool]], **options: float) -> HoldTable:
     """A table of one class that has seen these lives: their age at the end, and if by a use."""
     table = HoldTable(levels=1, memory=1.0, **{"back_off": 1e-6, **options})
     for age_s, used in lives:
-        table.end(0, age_s, 1, used=used)
+        table.end(0, age_s, 1, used=used, began=0)
     table.refresh([])
     return table
 
@@ -87,7 +87,7 @@ def test_falling_hazards_make_an_older_entry_worth_less() -> None:
 def test_a_thin_class_leans_on_its_level_and_a_thick_one_does_not() -> None:
     table = HoldTable(levels=2, back_off=50.0, memory=1.0)
     for row, lives, age_s in ((0, 2_000, 2.0), (2, 5, 1_000.0), (4, 2_000, 1_000.0)):
-        table.end(row, age_s, lives, used=True)
+        table.end(row, age_s, lives, used=True, began=0)
     table.refresh([])
     quick, thin, slow = (table.value(row, 0.0) for row in (0, 2, 4))
     assert quick > 20 * slow
@@ -100,8 +100,8 @@ def test_open_lives_count_as_far_as_they_went() -> None:
     alone = learned(used)
     crowded = HoldTable(levels=1, back_off=1e-6, memory=1.0)
     for age_s, is_use in used:
-        crowded.end(0, age_s, 1, used=is_use)
-    crowded.refresh([(0, 100.0, 90)])
+        crowded.end(0, age_s, 1, used=is_use, began=0)
+    crowded.refresh([(0, 100.0, 90, 0)])
     assert crowded.value(0, 0.0) == pytest.approx(alone.value(0, 0.0) / 10, rel=0.2)
     crowded.refresh([])  # they weren't kept: they may still end one way or the other
     assert crowded.value(0, 0.0) == pytest.approx(alone.value(0, 0.0))
@@ -109,11 +109,34 @@ def test_open_lives_count_as_far_as_they_went() -> None:
 
 def test_it_forgets() -> None:
     table = HoldTable(levels=1, back_off=1e-6, memory=0.5)
-    table.end(0, 2.0, 1_000, used=True)
+    table.end(0, 2.0, 1_000, used=True, began=0)
     for _ in range(20):
-        table.end(0, 1_000.0, 100, used=True)
+        table.end(0, 1_000.0, 100, used=True, began=table.refreshes)
         table.refresh([])
     assert table.value(0, 0.0) == pytest.approx(1 / 1_000, rel=0.3)
+
+
+def test_open_and_ended_lives_of_one_beginning_fade_alike() -> None:
+    """One of three lives is used at once and two never are: that is its class's law at any time, however
+    long ago the lives began, or how many of them are still open."""
+    table = HoldTable(levels=1, back_off=1e-6, memory=0.9)
+    hazards_seen = []
+    for began in range(60):
+        table.end(0, 0.0, 100, used=True, began=began)
+        table.refresh([(0, 50.0, 200, since) for since in range(began + 1)])
+        hazards_seen.append(table.value(0, 0.0))
+    assert hazards_seen == pytest.approx([hazards_seen[0]] * 60, rel=1e-4)
+    late = HoldTable(levels=1, back_off=1e-6, memory=0.9)
+    late.end(0, 0.0, 100, used=True, began=0)
+    for _ in range(10):
+        late.refresh([(0, 50.0, 200, 0)])
+    late.end(0, 50.0, 100, used=True, began=0)  # half of them come back after all
+    late.refresh([(0, 50.0, 100, 0)])
+    once = HoldTable(levels=1, back_off=1e-6, memory=1.0)
+    once.end(0, 0.0, 100, used=True, began=0)
+    once.end(0, 50.0, 100, used=True, began=0)
+    once.refresh([(0, 50.0, 100, 0)])
+    assert late.value(0, 0.2) == pytest.approx(once.value(0, 0.2), rel=1e-3)
 
 
 def test_kinds_are_bounded() -> None:

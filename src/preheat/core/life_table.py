@@ -11,6 +11,8 @@ from typing import Final
 _STEPS: Final = 4  # bins an octave: a step of 19 % in the mean
 _FIRST_EXPONENT: Final = -3  # ages under 1/8 s are one bin
 _OCTAVES: Final = 24  # up to 2^21 s, 24 days
+_FADE_PARTS: Final = 1 << 20
+_MOST_FADES: Final = 4_096  # a memory of 0.999 is 0.017 then
 BINS: Final = 1 + _STEPS * _OCTAVES
 EDGES: Final[tuple[float, ...]] = (
     0.0,
@@ -35,6 +37,27 @@ def age_bin(age_s: float) -> int:
     fraction, exponent = frexp(age_s)
     place = 1 + _STEPS * (exponent - 1 - _FIRST_EXPONENT) + int((fraction - 0.5) * 2 * _STEPS)
     return place if place < BINS else BINS - 1
+
+
+def fades(memory: float) -> tuple[float, ...]:
+    """What a life still counts, by how many refreshes ago it began; from the last of these on alike.
+
+    Whole multiples of 2^-20, so that sums of them are exact, in whatever order they are made.
+
+    >>> fades(1.0), fades(0.5)[:3], fades(0.5)[-1], len(fades(0.5))
+    ((1.0,), (1.0, 0.5, 0.25), 0.0, 22)
+    """
+    made, left = [1.0], memory
+    while memory < 1.0 and made[-1] > 0.0 and len(made) < _MOST_FADES:
+        made.append(round(left * _FADE_PARTS) / _FADE_PARTS)
+        left *= memory
+    return tuple(made)
+
+
+def fade(faded: Sequence[float], refreshes: int) -> float:
+    """What a life counts that began so many refreshes ago."""
+    last = len(faded) - 1
+    return faded[min(refreshes, last)]
 
 
 def use_level(uses: int, levels: int) -> int:

@@ -35,7 +35,7 @@ def run(
     victims = np.zeros(len(paths.blocks), np.int64)
     step = min(FIRST_REFRESH, options.refresh_requests)
     pool = make_pool(requests, len(paths.parents), len(victims), step)
-    table = make_table(kinds * options.levels)
+    table = make_table(kinds * options.levels, options.memory)
     gone = _loop(paths, times, capacity, options, pool, table, EDGES, hits, victims)
     return hits, victims[:gone]
 

@@ -15,6 +15,7 @@ from preheat.replay.compiled_tables import (
     Table,
     age_bin,
     between,
+    fade,
     jit,
     make_table,
     refresh,
@@ -38,7 +39,7 @@ class HoldOptions(NamedTuple):
 
 class _Keys(NamedTuple):
     """`HoldValue`'s state. By key: its place in `held`, uses and last use; of the life that is
-    followed the row (or -1), beginning, draw, and place in `lives`."""
+    followed the row (or -1), beginning, the same in refreshes, draw, and place in `lives`."""
 
     numbers: Ints
     held: Ints
@@ -47,6 +48,7 @@ class _Keys(NamedTuple):
     used_at: Ints
     life_row: Ints
     life_at: Ints
+    life_began: Ints
     life_draw: Ints
     life_place: Ints
     lives: Ints
@@ -68,7 +70,7 @@ def run(
     else:
         chosen = options or HoldOptions()
         state = _make_keys(len(names), capacity, min(FIRST_REFRESH, chosen.refresh_uses))
-        table = make_table(chosen.levels)
+        table = make_table(chosen.levels, chosen.memory)
         gone = _hold_loop(numbers, capacity, chosen, state, table, EDGES, hits, victims)
     return hits.tobytes(), names[victims[:gone]].tolist()
 
@@ -119,6 +121,7 @@ def _make_keys(distinct: int, capacity: int, step: int) -> _Keys:
         used_at=np.zeros(distinct, np.int64),
         life_row=none,
         life_at=np.zeros(distinct, np.int64),
+        life_began=np.zeros(distinct, np.int64),
         life_draw=np.zeros(distinct, np.int64),
         life_place=np.zeros(distinct, np.int64),
         lives=np.zeros(distinct, np.int64),
@@ -204,7 +207,9 @@ def _learn(state: _Keys, table: Table, options: HoldOptions, edges: Floats, now:
     table.opened[:] = 0.0
     for one in range(numbers[_OPEN]):
         key = state.lives[one]
-        table.opened[state.life_row[key], age_bin(float(now - state.life_at[key]))] += 1.0
+        place = age_bin(float(now - state.life_at[key]))
+        weight = fade(table.fades, table.refreshes[0] - state.life_began[key])
+        table.opened[state.life_row[key], place] += weight
     refresh(table, options.levels, options.back_off, options.memory, edges)
     if 4 * numbers[_OPEN] < max(LEAST_FOLLOWED, min(options.followed, 8 * numbers[_SIZE])):
         numbers[_CHANCE] >>= 1
@@ -222,8 +227,9 @@ def _begin(
     row = state.life_row[key]
     if row >= 0:
         place = age_bin(float(now - state.life_at[key]))
-        table.ends[row, place] += 1.0
-        table.uses[row, place] += 1.0
+        weight = fade(table.fades, table.refreshes[0] - state.life_began[key])
+        table.ends[row, place] += weight
+        table.uses[row, place] += weight
         state.life_row[key] = -1
         numbers[_OPEN] -= 1
         last = state.lives[numbers[_OPEN]]
@@ -231,6 +237,7 @@ def _begin(
         state.life_place[last] = state.life_place[key]
     draw = _drawn(numbers)
     if draw & numbers[_CHANCE] == 0:
+        state.life_began[key] = table.refreshes[0]
         _followed(state, options, key, now, draw)
     numbers[_LEFT] -= 1
     if numbers[_LEFT] == 0:

@@ -11,6 +11,7 @@ from preheat.replay.compiled_tables import (
     Table,
     age_bin,
     between,
+    fade,
     jit,
     refresh,
     use_level,
@@ -55,7 +56,8 @@ class Pool(NamedTuple):
     """Scalars, leaves with their values, and by block: its place in `leaves` (-1: it isn't one, -2:
     it isn't here), children here, request that used it last (-1: never), count of uses, and place
     in the ring of those gone (-1: it isn't one of them). By request: how many blocks it was the
-    last to use, whether it is under way, since when and as what kind it is idle."""
+    last to use, whether it is under way, since when (also in
+    refreshes, `began`) and as what kind it is idle."""
 
     numbers: Ints
     leaves: Ints
@@ -69,6 +71,7 @@ class Pool(NamedTuple):
     owned: Ints
     under_way: Ints
     idle_since: Floats
+    began: Ints
     kind: Ints
 
 
@@ -86,6 +89,7 @@ def make_pool(requests: int, distinct: int, most_gone: int, step: int) -> Pool:
         owned=np.zeros(requests, np.int64),
         under_way=np.zeros(requests, np.int64),
         idle_since=np.zeros(requests, np.float64),
+        began=np.zeros(requests, np.int64),
         kind=np.zeros(requests, np.int64),
     )
 
@@ -122,11 +126,12 @@ def _end_lives(
     if pool.under_way[request]:
         return
     place = age_bin(now - pool.idle_since[request])
+    weight = fade(table.fades, table.refreshes[0] - pool.began[request])
     level = use_level(count, levels)
     kind, began_kind = pool.kind[request], times.began_kind[request]
     for row in (kind * levels + level, began_kind * levels + level):
-        table.ends[row, place] += lives
-        table.uses[row, place] += used
+        table.ends[row, place] += lives * weight
+        table.uses[row, place] += used * weight
         if kind == began_kind:
             break
 
@@ -191,6 +196,7 @@ def _use(
     """`HoldLeaves.used`: runs of blocks alike in their past begin new lives together."""
     now = times.began_at[number]
     pool.idle_since[number] = now
+    pool.began[number] = table.refreshes[0]
     pool.kind[number] = times.began_kind[number]
     run = 0
     past = -1
@@ -226,10 +232,11 @@ def _learn(
         if request >= 0 and not pool.under_way[request]:
             level = use_level(pool.uses[block], options.levels)
             place = age_bin(now - pool.idle_since[request])
-            table.opened[pool.kind[request] * options.levels + level, place] += 1.0
+            weight = fade(table.fades, table.refreshes[0] - pool.began[request])
+            table.opened[pool.kind[request] * options.levels + level, place] += weight
             if pool.kind[request] != times.began_kind[request]:
                 row = times.began_kind[request] * options.levels + level
-                table.opened[row, place] += 1.0
+                table.opened[row, place] += weight
     refresh(table, options.levels, options.back_off, options.memory, edges)
 
 
@@ -249,6 +256,7 @@ def _end_answers(pool: Pool, times: Times, table: Table, now: float) -> None:
             table.over[age_bin(ended_at - times.began_at[request])] += 1.0
             pool.under_way[request] = 0
             pool.idle_since[request] = ended_at
+            pool.began[request] = table.refreshes[0]
             pool.kind[request] = times.ended_kind[request]
 
 

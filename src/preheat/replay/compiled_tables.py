@@ -38,6 +38,7 @@ EDGES: Final = np.array(life_table.EDGES)
 _BINS: Final = life_table.BINS
 
 age_bin = jit(life_table.age_bin)
+fade = jit(life_table.fade)
 use_level = jit(life_table.use_level)
 between = jit(life_table.between)
 _hazards = jit(life_table.hazards)
@@ -48,7 +49,8 @@ _rests = jit(life_table.rests)
 
 
 class Table(NamedTuple):
-    """A `HoldTable`, its rows complete. All by row and bin but `over`, which is by bin."""
+    """A `HoldTable`, its rows complete. All by row and bin but `over`, which is by bin, `fades`, and `refreshes`
+    of one number."""
 
     uses: Floats
     ends: Floats
@@ -56,12 +58,16 @@ class Table(NamedTuple):
     value: Floats
     under_way: Floats
     over: Floats
+    fades: Floats
+    refreshes: Ints
 
 
-def make_table(rows: int) -> Table:
+def make_table(rows: int, memory: float) -> Table:
     """Of so many rows, empty."""
     uses, ends, opened, value, under_way = np.zeros((5, rows, _BINS))
-    return Table(uses, ends, opened, value, under_way, np.zeros(_BINS))
+    fades = np.array(life_table.fades(memory))
+    over, refreshes = np.zeros(_BINS), np.zeros(1, np.int64)
+    return Table(uses, ends, opened, value, under_way, over, fades, refreshes)
 
 
 def _level_hazards(table: Table, ends: Floats, levels: int, back_off: float) -> Floats:
@@ -106,6 +112,7 @@ def _refresh(table: Table, levels: int, back_off: float, memory: float, edges: F
     table.uses[:] *= memory
     table.ends[:] *= memory
     table.over[:] *= memory
+    table.refreshes[0] += 1
 
 
 refresh = jit(_refresh)

@@ -8,8 +8,8 @@ from preheat.core.value import HoldTable, Price
 
 K = TypeVar("K")
 
-FIRST_REFRESH: Final = 16
-LEAST_FOLLOWED: Final = 64
+FIRST_REFRESH: Final = 16  # uses, as `hold_leaves`
+LEAST_FOLLOWED: Final = 64  # lives: fewer say nothing of a table's bins
 SEED: Final = 2_463_534_242  # Marsaglia's own
 _MASK: Final = 0xFFFFFFFF
 
@@ -48,7 +48,7 @@ class HoldValue(Generic[K]):
         self._step = self._uses_left
         self._places: dict[K, int] = {}
         self._held: list[_Held[K]] = []
-        self._lives: dict[K, tuple[int, float, int]] = {}  # row, beginning, its draw
+        self._lives: dict[K, tuple[int, float, int, int]] = {}  # row, beginning, its draw, `began`
         self._chance_mask = 0
         self._state = SEED
         self._named: K | None = None
@@ -108,10 +108,10 @@ class HoldValue(Generic[K]):
         held.row = self.table.row(held.kind, held.uses)
         life = self._lives.pop(held.key, None)
         if life is not None:
-            self.table.end(life[0], now - life[1], 1, used=True)
+            self.table.end(life[0], now - life[1], 1, used=True, began=life[3])
         draw = self._draw()
         if not draw & self._chance_mask:
-            self._lives[held.key] = (held.row, now, draw)
+            self._lives[held.key] = (held.row, now, draw, self.table.refreshes)
             while len(self._lives) > self._most_followed():
                 self._chance_mask = 2 * self._chance_mask + 1
                 mask = self._chance_mask
@@ -120,7 +120,9 @@ class HoldValue(Generic[K]):
         if not self._uses_left:
             self._step = min(2 * self._step, self._refresh_uses)
             self._uses_left = self._step
-            self.table.refresh((row, now - since, 1) for row, since, _ in self._lives.values())
+            self.table.refresh(
+                (row, now - since, 1, began) for row, since, _, began in self._lives.values()
+            )
             if 4 * len(self._lives) < self._most_followed():
                 self._chance_mask >>= 1
 

@@ -1,0 +1,131 @@
+"""Which worker probably holds which prefix."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from preheat.core.residency import Residency
+
+
+class Stay(msgspec.Struct, gc=False):
+    """A request's blocks at the worker it was sent to, until it has ended. `hoped` are the leading
+    blocks that were thought to be there; `is_in`: all of them are held now."""
+
+    worker: int
+    residency: Residency
+    blocks: Sequence[int]
+    hoped: int
+    is_in: bool
+
+
+class PrefixIndex:
+    """The KV caches of all workers of a group, as far as they can be known.
+
+    A block's id names it with all before it, so one flat map is the prefix tree of all: block →
+    the bits of the workers that hold it. One walk along a prompt finds what each of them has. The
+    blocks of a request under way count from the moment it is sent, so that a burst of one new
+    prefix goes to one place.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, int] = {}
+        self._residencies: dict[int, Residency] = {}
+
+    def __len__(self) -> int:
+        """Blocks that anybody holds."""
+        return len(self._held)
+
+    def residency(self, worker: int) -> Residency:
+        """What is known of a worker; one that wasn't heard of has nothing."""
+        known = self._residencies.get(worker)
+        if known is None:
+            known = self._residencies[worker] = Residency()
+        return known
+
+    def overlaps(self, blocks: Sequence[int]) -> dict[int, int]:
+        """How many leading blocks each worker holds; those that hold none aren't named."""
+        found: dict[int, int] = {}
+        held = self._held.get
+        left, depth = -1, 0
+        for block in blocks:
+            here = held(block, 0)
+            if here != left:
+                if depth:
+                    for worker in _bits(left & ~here):
+                        found[worker] = depth
+                    here &= left
+                left = here
+                if not left:
+                    return found
+            depth += 1
+        if depth:
+            for worker in _bits(left):
+                found[worker] = depth
+        return found
+
+    def sent(self, worker: int, blocks: Sequence[int], now: float) -> Stay:
+        """A request goes to that worker."""
+        residency = self.residency(worker)
+        hoped = residency.holds(blocks)
+        came, gone = residency.sent(blocks, now)
+        self._unmark(worker, gone)
+        bit = 1 << worker
+        held = self._held
+        for block in came:
+            held[block] = held.get(block, 0) | bit
+        return Stay(worker, residency, blocks, hoped, hoped + len(came) == len(blocks))
+
+    def ended(self, stay: Stay, now: float, found_blocks: float | None) -> None:
+        """It was answered; `found_blocks` of its prompt the engine had, by its own count, if it has
+        one."""
+        residency = stay.residency
+        if self._residencies.get(stay.worker) is not residency:
+            return  # the worker is no more
+        if stay.is_in:
+            residency.ended(stay.blocks, now)
+        if found_blocks is not None:
+            gone = residency.found(stay.hoped, found_blocks, len(stay.blocks), now)
+            self._unmark(stay.worker, gone)
+
+    def failed(self, stay: Stay, now: float) -> None:
+        """It ended before its prompt was computed."""
+        residency = stay.residency
+        if stay.is_in and self._residencies.get(stay.worker) is residency:
+            self._unmark(stay.worker, residency.failed(stay.blocks, stay.hoped, now))
+
+    def cleared(self, worker: int) -> None:
+        """Its cache is empty: it was restarted, or reset."""
+        self._unmark(worker, self.residency(worker).cleared())
+
+    def resized(self, worker: int, capacity_blocks: int, now: float) -> None:
+        """It says how much it holds."""
+        self._unmark(worker, self.residency(worker).resized(capacity_blocks, now))
+
+    def left(self, worker: int) -> None:
+        """It is no more; its number may be given to another."""
+        known = self._residencies.pop(worker, None)
+        if known is not None:
+            self._unmark(worker, known)
+
+    def _unmark(self, worker: int, blocks: Iterable[int]) -> None:
+        keep, held = ~(1 << worker), self._held
+        for block in blocks:
+            left = held.get(block, 0) & keep
+            if left:
+                held[block] = left
+            else:
+                held.pop(block, None)
+
+
+def _bits(mask: int) -> list[int]:
+    """The places of its ones.
+
+    >>> _bits(0b1001)
+    [0, 3]
+    """
+    places = []
+    while mask:
+        low = mask & -mask
+        places.append(low.bit_length() - 1)
+        mask ^= low
+    return places

@@ -1,0 +1,268 @@
+"""Where each request goes: what a group of equal workers holds, has to do, and how fast it is."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from preheat.core.costs import Errors, ServiceLearner, ServiceModel, Timing
+from preheat.core.index import PrefixIndex, Stay
+from preheat.core.memo import Memo
+from preheat.core.placing import Candidate, Placing
+from preheat.core.routing import RoutingPolicy
+from preheat.core.types import Usage
+
+_SESSIONS: Final = 65_536
+_MODELS: Final = 4_096
+_TOKEN_BYTES: Final = 4.0
+"""Of English, until a model's own answers have told."""
+_WEIGHT: Final = 0.05
+_HALF: Final = 0.5
+"""How much of a session's last prompt is thought to be its next one's, where no hash can tell."""
+_QUIET_SHARE: Final = 0.1
+"""An answer whose wait in the queue was more of its time than this says little about speeds."""
+
+
+class Ask(msgspec.Struct, frozen=True, gc=False):
+    """What the router may know of a request. `blocks` are hashes of `block_bytes` bytes each of its
+    prompt of `prompt_bytes`, chained, root first."""
+
+    model: str
+    blocks: Sequence[int] = ()
+    block_bytes: int = 512
+    prompt_bytes: int = 0
+    session: str = ""
+
+
+class Ticket(msgspec.Struct, gc=False):
+    """A request that was placed, from its sending to its end. Seconds are expected ones."""
+
+    number: int
+    worker: int
+    ask: Ask
+    placing: Placing
+    stay: Stay
+    overlap_tokens: int
+    miss_s: float
+    queue_s: float
+    in_flight: int
+    sent_at: float
+    first_at: float = -1.0
+
+
+class Route(msgspec.Struct, frozen=True, gc=False):
+    """Which worker, and why: the prompt's expected tokens and those of them that it holds, the most
+    that any of the others holds, and the seconds of its queue beside the shortest one.
+
+    `after` is the ticket that computes the same prefix there at this moment, where waiting for its end is
+    cheaper than a second prefill: at most `wait_s`.
+    """
+
+    ticket: Ticket
+    input_tokens: int
+    overlap_tokens: int
+    best_overlap_tokens: int
+    queue_s: float
+    least_queue_s: float
+    after: Ticket | None = None
+    wait_s: float = 0.0
+
+
+class _Lane:
+    """What one worker was given and hasn't answered."""
+
+    def __init__(self, number: int) -> None:
+        self.candidate = Candidate(number=number)
+        self.shares_running = True
+        self.tickets: dict[int, Ticket] = {}
+        self.waiting: dict[int, Ticket] = {}  # no first byte yet, oldest first
+        self.waiting_s = 0.0
+        self.head_at = 0.0  # when the first of them came to be computed
+        self.reported_s = 0.0  # what others have sent there, by the worker's own metrics
+
+    def queue_s(self, now: float) -> float:
+        """Seconds of prefill before one that comes now."""
+        if not self.waiting:
+            return self.reported_s
+        head = next(iter(self.waiting.values()))
+        done_s = min(head.miss_s, max(0.0, now - self.head_at))
+        return max(0.0, self.waiting_s - done_s) + self.reported_s
+
+    def add(self, ticket: Ticket, now: float) -> None:
+        if not self.waiting:
+            self.head_at = now
+        self.tickets[ticket.number] = self.waiting[ticket.number] = ticket
+        self.waiting_s += ticket.miss_s
+
+    def began(self, ticket: Ticket, now: float) -> None:
+        """Its prompt is computed, or never will be."""
+        if self.waiting.pop(ticket.number, None) is not None:
+            self.waiting_s -= ticket.miss_s
+            self.head_at = now
+        if not self.waiting:
+            self.waiting_s = 0.0  # a sum of what came and went isn't exactly nothing
+
+
+class Router:
+    """One group's requests, each to the worker where the policy's cost is least.
+
+    The driver says who may be asked, sends, and reports: `placed`, `began` at the first byte, then
+    `ended` or `failed`. What a prompt costs is learned from answers (`core.costs`), each model's
+    bytes a token too; so nobody states an engine's speed.
+    """
+
+    def __init__(self, policy: RoutingPolicy, *, index: PrefixIndex | None = None) -> None:
+        self.index = index or PrefixIndex()
+        self._policy = policy
+        self._learner = ServiceLearner()
+        self._service: Memo[str, ServiceModel] = Memo(_MODELS)
+        self._token_bytes: Memo[str, float] = Memo(_MODELS)
+        self._sessions: Memo[str, tuple[int, int]] = Memo(_SESSIONS)
+        self._lanes: dict[int, _Lane] = {}
+        self._numbers = 0
+
+    def place(self, ask: Ask, allowed: Sequence[int], now: float) -> Route:
+        """Of these workers (at least one), the one that gets it; it counts as sent there."""
+        token_bytes = self._token_bytes[ask.model] or _TOKEN_BYTES
+        tokens = max(1, round(ask.prompt_bytes / token_bytes))
+        block_tokens = ask.block_bytes / token_bytes
+        service = self._service[ask.model] or ServiceModel()
+        placing = Placing(tokens, ask.blocks, max(1, round(block_tokens)), ask.session)
+        overlaps = self.index.overlaps(ask.blocks) if ask.blocks else {}
+        prior = None if ask.blocks or not ask.session else self._sessions[ask.session]
+        cold_s = service.prefill_s(tokens)
+        candidates: list[Candidate] = []
+        least_queue_s = float("inf")
+        for number in allowed:
+            lane = self._lanes.get(number) or self._join(number)
+            one = lane.candidate
+            one.queue_s = queue_s = lane.queue_s(now)
+            one.in_flight, one.waiting = len(lane.tickets), len(lane.waiting)
+            if queue_s < least_queue_s:  # noqa: PLR1730  min() costs as much as all the rest
+                least_queue_s = queue_s
+            here = overlaps.get(number, 0)
+            if here or prior is not None:
+                known = here * block_tokens
+                if prior is not None and prior[0] == number:
+                    known = _HALF * prior[1]
+                one.overlap_tokens = min(int(known), tokens - 1)
+                one.miss_s = service.prefill_s(tokens - one.overlap_tokens, one.overlap_tokens)
+            else:
+                one.overlap_tokens, one.miss_s = 0, cold_s
+            candidates.append(one)
+        chosen = candidates[self._policy.choose(placing, candidates, now)]
+        ticket = self._sent(ask, placing, chosen, now)
+        best = max(overlaps.values(), default=0) * block_tokens
+        return Route(
+            ticket,
+            tokens,
+            chosen.overlap_tokens,
+            min(int(best), tokens - 1),
+            chosen.queue_s,
+            least_queue_s,
+        )
+
+    def began(self, ticket: Ticket, now: float) -> None:
+        """Its first byte has come."""
+        if ticket.first_at < 0.0:
+            ticket.first_at = now
+            self._lanes[ticket.worker].began(ticket, now)
+
+    def ended(self, ticket: Ticket, usage: Usage | None, now: float) -> None:
+        """It was answered whole. `usage` is the engine's count, if it gave one."""
+        self.began(ticket, now)
+        found = None
+        if usage is not None and usage.input_tokens > 0:
+            self._learn(ticket, usage, now)
+            block_tokens = ticket.placing.block_tokens
+            if usage.cached_tokens is not None:
+                found = usage.cached_tokens / block_tokens
+        self._over(ticket, now)
+        self.index.ended(ticket.stay, now, found)
+
+    def failed(self, ticket: Ticket, now: float) -> None:
+        """It has ended otherwise: what was computed by then, if anything, stays there."""
+        is_computed = ticket.first_at >= 0.0
+        self._lanes[ticket.worker].began(ticket, now)
+        self._over(ticket, now)
+        if is_computed:
+            self.index.ended(ticket.stay, now, None)
+        else:
+            self.index.failed(ticket.stay, now)
+
+    def service(self, model: str) -> ServiceModel | None:
+        """What was learned of this model's speed; None before ten answers."""
+        return self._service[model]
+
+    def errors(self, model: str) -> Errors | None:
+        """How far off the expected TTFTs were."""
+        return self._learner.errors(model)
+
+    def queue_s(self, worker: int, now: float) -> float:
+        """Seconds of prefill that wait at this worker."""
+        lane = self._lanes.get(worker)
+        return 0.0 if lane is None else lane.queue_s(now)
+
+    def cleared(self, worker: int) -> None:
+        """Its cache is empty: it was restarted, or reset."""
+        self.index.cleared(worker)
+
+    def left(self, worker: int) -> None:
+        """It is no more."""
+        self.index.left(worker)
+        self._lanes.pop(worker, None)
+
+    def _join(self, number: int) -> _Lane:
+        lane = self._lanes[number] = _Lane(number)
+        return lane
+
+    def _sent(self, ask: Ask, placing: Placing, chosen: Candidate, now: float) -> Ticket:
+        self._numbers += 1
+        stay = self.index.sent(chosen.number, ask.blocks, now)
+        ticket = Ticket(
+            self._numbers,
+            chosen.number,
+            ask,
+            placing,
+            stay,
+            chosen.overlap_tokens,
+            chosen.miss_s,
+            chosen.queue_s,
+            chosen.in_flight,
+            now,
+        )
+        self._lanes[chosen.number].add(ticket, now)
+        if ask.session:
+            self._sessions.put(ask.session, (chosen.number, placing.input_tokens))
+        return ticket
+
+    def _over(self, ticket: Ticket, now: float) -> None:
+        self._lanes[ticket.worker].tickets.pop(ticket.number, None)
+        self._policy.finished(ticket.placing, ticket.worker, now)
+
+    def _learn(self, ticket: Ticket, usage: Usage, now: float) -> None:
+        model = ticket.ask.model
+        if ticket.ask.prompt_bytes:
+            said = ticket.ask.prompt_bytes / usage.input_tokens
+            known = self._token_bytes[model]
+            self._token_bytes.put(
+                model, said if known is None else known + _WEIGHT * (said - known)
+            )
+        ttft_s = ticket.first_at - ticket.sent_at
+        if ticket.queue_s > _QUIET_SHARE * ttft_s:
+            return
+        cached = min(max(0, usage.cached_tokens or 0), usage.input_tokens - 1)
+        self._learner.learn(
+            model,
+            Timing(
+                new_tokens=usage.input_tokens - cached,
+                context_tokens=cached,
+                output_tokens=usage.output_tokens,
+                ttft_s=ttft_s,
+                service_s=now - ticket.sent_at,
+                sequences=ticket.in_flight + 1.0,
+            ),
+        )
+        learned = self._learner.service(model)
+        if learned is not None:
+            self._service.put(model, learned)

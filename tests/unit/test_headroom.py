@@ -348,6 +348,8 @@ def test_a_ramp_ends_in_time_and_nobody_is_kept_back_where_all_are_cold() -> Non
         ramp.choose(Placing(10), [candidate(0, 0.01), candidate(1, 0.01)], 0.0)
     ramp.returned(0, 0.0)
     assert 0 not in [ramp.choose(Placing(10), uneven, 299.0) for _ in range(20)]
+    cheaper = [candidate(0, 0.001), candidate(1, 0.01)]
+    assert 0 in [ramp.choose(Placing(10), cheaper, 299.0) for _ in range(2)]
     assert 0 in [ramp.choose(Placing(10), uneven, 301.0) for _ in range(2)]
 
 

@@ -1,6 +1,7 @@
 """The ramp: a worker that comes back cold is given only a growing share of the requests."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import Final
 
 import msgspec
@@ -35,7 +36,8 @@ class Ramp:
     r = what a request costs the others (seconds of loading and computing, in the mean) by what one
     costs this worker, at most 1: so it gets as many *seconds* of work as they do, and not as many
     requests. That is the safe ramp r(t) = rho C / (c_hit + (1 - h) dc) of algorithms.md, 2.7, with the
-    others' load as rho, and with the miss cost measured. Over once it costs hardly more than they do.
+    others' load as rho, and with the miss cost measured. A request that costs less there than anywhere
+    else is always let through: that is what the worker has come back for. Over once it costs hardly more than they do.
     Where all have come back at once none is kept back: somebody must serve.
     """
 
@@ -52,7 +54,9 @@ class Ramp:
     def choose(self, placing: Placing, candidates: Sequence[Candidate], now: float) -> int:
         seen = candidates
         if self._back:
-            free = [one for one in candidates if self._may_have(one, len(candidates), now)]
+            warm = [_cost_s(one) for one in candidates if one.number not in self._back]
+            least_s, workers = min(warm, default=inf), len(candidates)
+            free = [one for one in candidates if self._may_have(one, least_s, workers, now)]
             seen = free or candidates
         chosen = seen[self._rule.choose(placing, seen, now)]
         self._learn(chosen)
@@ -61,25 +65,29 @@ class Ramp:
     def finished(self, placing: Placing, number: int, now: float) -> None:
         self._rule.finished(placing, number, now)
 
-    def _may_have(self, one: Candidate, workers: int, now: float) -> bool:
+    def _may_have(self, one: Candidate, least_s: float, workers: int, now: float) -> bool:
         back = self._back.get(one.number)
         if back is None:
             return True
-        cost_s = back.mean_s if back.sent else one.load_s + one.miss_s
+        cost_s = back.mean_s if back.sent else _cost_s(one)
         share = min(1.0, self._others_s / cost_s) if cost_s > 0 and self._others else 1.0
         if now - back.at > RAMP_S or (share >= _WARM and back.sent >= _ENOUGH):
             del self._back[one.number]
             return True
         back.turns = min(_SAVED_UP, back.turns + share / workers)
-        return back.turns >= 1.0
+        return back.turns >= 1.0 or _cost_s(one) < least_s
 
     def _learn(self, chosen: Candidate) -> None:
-        cost_s = chosen.load_s + chosen.miss_s
+        cost_s = _cost_s(chosen)
         back = self._back.get(chosen.number)
         if back is None:
             self._others = min(_RECENT, self._others + 1)
             self._others_s += (cost_s - self._others_s) / self._others
         else:
-            back.turns -= 1.0
+            back.turns = max(0.0, back.turns - 1.0)
             back.sent += 1
             back.mean_s += (cost_s - back.mean_s) / min(_ENOUGH, back.sent)
+
+
+def _cost_s(one: Candidate) -> float:
+    return one.load_s + one.miss_s

@@ -141,3 +141,10 @@ def test_what_was_never_computed_can_be_dropped_but_not_what_others_use() -> Non
     store.release([1, 2, 3, 4], 0, 1.0)
     store.drop([1, 2, 3, 4], 1)
     assert list(store) == [1, 2, 8]
+
+
+def test_a_request_that_is_over_at_once_leaves_its_blocks_if_they_fit() -> None:
+    store = PrefixStore(3, LeafLru())
+    assert [store.serve([1, 2], 0.0), store.serve([1, 2, 3], 1.0)] == [0, 2]
+    assert store.serve([1, 2, 3, 4], 2.0) == 3
+    assert list(store) == [1, 2, 3]

@@ -159,9 +159,13 @@ def test_what_is_told_to_a_router_is_nothing_again_when_all_is_done() -> None:
     bench.ask(0.02, range(100, 120), 200)  # never fits
     bench.kernel.run(until=0.03)
     waiting = bench.worker
-    assert waiting.pending_tokens > 0
-    assert waiting.kv_blocks >= 3 * 2
+    assert waiting.backlog.prefill_tokens > 0
+    assert waiting.backlog.kv_blocks >= 3 * 2
     bench.kernel.run()
-    assert (waiting.pending_tokens, waiting.kv_blocks, waiting.in_flight) == (0, 0, 0)
+    assert (waiting.backlog.prefill_tokens, waiting.backlog.kv_blocks, waiting.in_flight) == (
+        0,
+        0,
+        0,
+    )
     assert waiting.queue_s() == pytest.approx(0.0)
     assert sum(job.preempted for job in bench.jobs) > 0

@@ -53,10 +53,10 @@ class HoldTable:
     ended at each age are those of all. Weighed since their end, long lives would count for too much, and open
     ones, which don't fade, for still more: hazards of early ages would be too low.
 
-    Where the constants come from: 4 levels are LHD's idea of few classes, one an octave of uses, and the
-    last one open; a hundred lives are what makes a hazard of a few per cent known to about a third of itself;
+    Where the constants come from: few classes, as LHD has them: 4 levels, one an octave of uses, and the
+    last one open; of a hundred lives a hazard of a tenth is known to about a third of itself;
     a memory of a hundred refreshes is the same as saying that the last 12,800 requests of a pool
-    (`HoldLeaves`) count. None is tuned, as little depends on them: on the first halves of Mooncake's
+    (`HoldLeaves`) count. Little depends on them: on the first halves of Mooncake's
     traces the share of what Belady's MIN wins over LRU is 0.207 (conversation) and 0.125
     (synthetic), and with 2 or 8 levels, back-offs of 25 to 400, or memories of 0.96 to 1 between
     0.194 and 0.210, and 0.119 and 0.139. One level alone gives 0.188 and 0.157.

@@ -106,8 +106,8 @@ class Fleet:
                     queue_s=worker.queue_s(),
                     in_flight=worker.in_flight,
                     waiting=len(worker.waiting),
-                    prefill_tokens=worker.pending_tokens,
-                    kv_blocks=worker.kv_blocks,
+                    prefill_tokens=worker.backlog.prefill_tokens,
+                    kv_blocks=worker.backlog.kv_blocks,
                     kv_capacity_blocks=worker.store.capacity_blocks,
                     price=worker.ghosts.price_s,
                 )

@@ -78,9 +78,7 @@ def effect(trace: Trace, cut: Cut, asked: int, capacity_blocks: int) -> Effect:
     store = PrefixStore(capacity_blocks, LeafLru(), cut.sizes)
     hit = 0
     for one, path in zip(trace.arrivals, cut.paths, strict=True):
-        hit += sum(cut.sizes[block] for block in path[: store.overlap(path)])
-        if store.take(path, 0, one.at):
-            store.release(path, 0, one.at)
+        hit += sum(cut.sizes[block] for block in path[: store.serve(path, one.at)])
         store.evicted.clear()
     return Effect(cut.name, len(cut.sizes), hit, asked)
 

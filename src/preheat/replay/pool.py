@@ -12,7 +12,7 @@ import msgspec
 
 from preheat.core.costs import ServiceModel
 from preheat.core.prefix import PrefixStore
-from preheat.replay.tiers import Tiers
+from preheat.replay.tiers import Found, Tiers
 from preheat.traces.arrival import Arrival
 
 
@@ -65,15 +65,12 @@ def serve(
         seen.update(blocks[known:])
         kind = kinds[number] if kinds is not None else 0
         kept = blocks[: store.capacity_blocks]
-        if store.take(kept, 0, one.at, kind):
-            store.release(kept, 0, one.at)
+        store.serve(kept, one.at, kind)
         tiers.remove(kept[cached:])
         if store.evicted:
             tiers.put(store.evicted)
             store.evicted.clear()
-        served.append(
-            _priced(one, block_tokens, service, full, cached, found.blocks, found.load_s, known)
-        )
+        served.append(_priced(one, block_tokens, service, full, cached, found, known))
         if after is not None:
             after(number, one)
     return served
@@ -85,15 +82,12 @@ def _priced(
     service: ServiceModel,
     full: int,
     cached: int,
-    loaded: int,
-    load_s: float,
+    found: Found,
     known: int,
 ) -> Service:
     tokens = one.input_tokens
-    context = min(cached * block_tokens, tokens - 1)
-    lower = min((cached + loaded) * block_tokens, tokens - 1)
-    if loaded and load_s > service.prefill_s(lower - context, context):
-        loaded, load_s, lower = 0, 0.0, context
+    found = found.if_quicker(service, cached * block_tokens, block_tokens)
+    lower = min((cached + found.blocks) * block_tokens, tokens - 1)
     prefill_s = service.prefill_s(tokens - lower, lower)
     once = min(known * block_tokens, tokens - 1)
     least_s = service.prefill_s(tokens - once, once)
@@ -101,9 +95,9 @@ def _priced(
         one.at,
         full,
         cached,
-        loaded,
+        found.blocks,
         known,
-        load_s,
+        found.load_s,
         prefill_s,
         prefill_s - least_s,
         service.prefill_s(tokens),

@@ -5,9 +5,12 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from preheat.core.costs import ServiceModel
+
 
 class TierSpec(msgspec.Struct, frozen=True):
-    """One lower tier of a worker.
+    """One lower tier of a worker, in blocks. `core.costs.Tier` is the same in bytes, for choosing among
+    tiers before there is one; where it stands in bandwidths, `block_s` is its `load_s` of a block.
 
     `block_s` is what bringing back one block takes. With `is_prefetched` what is asked for is
     always there in time: the bound for any prefetch. `survives`: it outlives a restart of its
@@ -70,6 +73,11 @@ class Found(msgspec.Struct, frozen=True, gc=False):
 
     blocks: int = 0
     load_s: float = 0.0
+
+    def if_quicker(self, service: ServiceModel, context_tokens: int, block_tokens: int) -> "Found":
+        """Load or recompute: itself, or nothing where computing the blocks is quicker."""
+        computed_s = service.prefill_s(self.blocks * block_tokens, context_tokens)
+        return _NOTHING if self.load_s > computed_s else self
 
 
 class Tiers:

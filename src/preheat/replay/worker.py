@@ -9,93 +9,17 @@ import msgspec
 from preheat.core.costs import ServiceModel
 from preheat.core.ghosts import Ghosts
 from preheat.core.prefix import PrefixStore
+from preheat.replay.backlog import Backlog
+from preheat.replay.decoding import Decoding
+from preheat.replay.job import Job
 from preheat.replay.kernel import Kernel
-from preheat.replay.tiers import Tiers, TierSpec
+from preheat.replay.tiers import Found, Tiers
+from preheat.replay.worker_spec import WorkerSpec
+
+__all__ = ["Job", "Worker", "WorkerSpec"]
 
 _ALL: Final = 1 << 60
 _RETRY_S: Final = 0.02
-
-
-class WorkerSpec(msgspec.Struct, frozen=True):
-    """How an engine is set up.
-
-    Each step computes one token of every decoding sequence and prompts' chunks up to `step_tokens` in
-    all (vLLM's `max_num_batched_tokens`), of at most `step_prefills` prompts; 0 is no limit of
-    either. With no token limit and one prefill a step, prompts are computed whole, one after the
-    other.
-    """
-
-    capacity_blocks: int
-    block_tokens: int
-    step_tokens: int = 8_192
-    step_prefills: int = 0
-    sequences: int = 256
-    tiers: tuple[TierSpec, ...] = ()
-
-
-class Job:
-    """A request at a worker. Times are None until they have come."""
-
-    __slots__ = (
-        "arrived_at",
-        "blocks",
-        "cached_blocks",
-        "cached_tokens",
-        "computed_s",
-        "decoded",
-        "done_tokens",
-        "ended_at",
-        "expected_s",
-        "expected_tokens",
-        "first_at",
-        "input_tokens",
-        "kind",
-        "kv_blocks",
-        "load_s",
-        "loaded_blocks",
-        "number",
-        "output_tokens",
-        "preempted",
-        "private",
-        "ready_at",
-        "refused",
-        "started_at",
-        "worker",
-    )
-
-    def __init__(
-        self,
-        number: int,
-        arrived_at: float,
-        blocks: Sequence[int],
-        input_tokens: int,
-        output_tokens: int,
-        kind: int = 0,
-    ) -> None:
-        self.number = number
-        self.arrived_at = arrived_at
-        self.blocks = blocks  # the full ones
-        self.input_tokens = input_tokens
-        self.output_tokens = max(1, output_tokens)
-        self.kind = kind
-        self.worker = -1
-        self.started_at: float | None = None
-        self.first_at: float | None = None
-        self.ended_at: float | None = None
-        self.ready_at = 0.0
-        self.cached_blocks = 0  # in memory when it began
-        self.loaded_blocks = 0
-        self.cached_tokens = 0  # both, in tokens
-        self.load_s = 0.0
-        self.computed_s = 0.0  # seconds of prefill alone, every time it was computed
-        self.expected_s = 0.0  # of it what is still to come, as far as was known
-        self.expected_tokens = 0
-        self.kv_blocks = 0
-        self.done_tokens = 0
-        self.decoded = 0
-        self.private = 0
-        self.preempted = 0
-        self.refused = False
 
 
 class _Step(msgspec.Struct, gc=False):
@@ -128,19 +52,13 @@ class Worker:
         self.ghosts = Ghosts(spec.capacity_blocks)
         """What its memory pushed out, and so what a place in it is worth."""
         self.waiting: deque[Job] = deque()
-        self.pending_s = 0.0
-        self.pending_tokens = 0
-        """Prompt tokens it has still to compute, as far as is known."""
-        self.kv_blocks = 0
-        """What the requests it was sent hold, or will: shared blocks count for each."""
+        self.backlog = Backlog(service)
         self._service = service
         self._kernel = kernel
         self._on_end = on_end
         self._loading: list[Job] = []
         self._prefilling: list[Job] = []
-        self._decoding: list[Job] = []
-        self._contexts = 0  # tokens, of the decoding ones
-        self._coming: dict[int, int] = {}
+        self._decoding = Decoding(service)
         self._step: _Step | None = None
         self._generation = 0
         self._channel_at = 0.0
@@ -152,25 +70,16 @@ class Worker:
         """Requests it was sent and hasn't finished."""
         return len(self.waiting) + len(self._loading) + len(self._prefilling) + len(self._decoding)
 
-    @property
-    def decoding(self) -> int:
-        """Sequences that have their first token and aren't finished."""
-        return len(self._decoding)
-
     def overlap(self, blocks: Sequence[int]) -> int:
         """How many leading blocks are in memory, or will be by what it has been sent already."""
-        here = self.store.overlap(blocks)
-        coming = self._coming
-        while here < len(blocks) and blocks[here] in coming:
-            here += 1
-        return here
+        return self.backlog.coming_after(blocks, self.store.overlap(blocks))
 
     def queue_s(self) -> float:
         """Seconds of prefill before a request that comes now could begin."""
         step = self._step
         if step is None or not step.chunks:
-            return max(0.0, self.pending_s)
-        return max(0.0, self.pending_s - (self._kernel.now - step.started_at))
+            return max(0.0, self.backlog.prefill_s)
+        return max(0.0, self.backlog.prefill_s - (self._kernel.now - step.started_at))
 
     # What happens to it ----------------------------------------------------------------------
 
@@ -179,11 +88,9 @@ class Worker:
         job.worker = self.number
         overlap = self.overlap(job.blocks)
         context = min(overlap * self.spec.block_tokens, job.input_tokens - 1)
-        self._expect(job, job.input_tokens - context, context)
-        self._count_blocks(job, -(-job.input_tokens // self.spec.block_tokens))
-        coming = self._coming
-        for block in job.blocks[overlap:]:
-            coming[block] = coming.get(block, 0) + 1
+        self.backlog.expect(job, job.input_tokens - context, context)
+        self.backlog.count_blocks(job, -(-job.input_tokens // self.spec.block_tokens))
+        self.backlog.will_come(job.blocks[overlap:])
         job.cached_blocks = overlap  # until it begins: from where on its blocks are coming
         self.waiting.append(job)
         self._wake()
@@ -203,37 +110,21 @@ class Worker:
     def _shorten(self, step: _Step) -> None:
         """A row of decoding steps ends with the one that is under way."""
         spent_s = self._kernel.now - step.started_at
-        low, high = 1, step.decodes
-        while low < high:
-            middle = (low + high) // 2
-            if self._decode_s(middle) < spent_s:
-                low = middle + 1
-            else:
-                high = middle
+        low = self._decoding.steps_within(spent_s, step.decodes)
         if low < step.decodes:
             step.decodes = low
-            self._plan_end(step.started_at + self._decode_s(low))
+            self._plan_end(step.started_at + self._decoding.steps_s(low))
 
     def _plan_end(self, at: float) -> None:
         self._generation += 1
         self._kernel.plan(at, self._end, self._generation)
-
-    def _decode_s(self, steps: int) -> float:
-        count = len(self._decoding)
-        if not count:
-            return 0.0
-        service = self._service
-        contexts = steps * self._contexts + count * steps * (steps - 1) // 2
-        return steps * (service.step_s + service.sequence_s * count) + service.context_s * contexts
 
     def _begin(self) -> None:
         """Plan the next step, if there is anything to do."""
         chunks = self._chunks()
         decodes = 0
         while self._decoding:
-            decodes = (
-                1 if chunks else min(job.output_tokens - job.decoded for job in self._decoding)
-            )
+            decodes = 1 if chunks else self._decoding.steps_left()
             while decodes > 1 and not self._grow(decodes):
                 decodes //= 2
             if decodes > 1 or self._grow(1):
@@ -247,7 +138,7 @@ class Worker:
             return
         service = self._service
         took_s = sum(chunk[2] for chunk in chunks)
-        took_s += self._decode_s(decodes) if decodes else service.step_s
+        took_s += self._decoding.steps_s(decodes) if decodes else service.step_s
         self._step = _Step(self._kernel.now, chunks, decodes)
         self._plan_end(self._kernel.now + took_s)
 
@@ -260,13 +151,14 @@ class Worker:
         if generation != self._generation or step is None:
             return
         if step.decodes:
-            self._decode(step.decodes)
+            for job in self._decoding.advance(step.decodes):
+                self._finish(job, self._kernel.now)
         now = self._kernel.now
         for job, tokens, took_s in step.chunks:
             job.done_tokens += tokens
             job.computed_s += took_s
             left = job.input_tokens + job.decoded - job.done_tokens
-            self._expect(job, left, job.done_tokens)
+            self.backlog.expect(job, left, job.done_tokens)
             if job.done_tokens >= job.input_tokens + job.decoded:
                 self._prefilled(job, now)
         self._begin()
@@ -279,28 +171,13 @@ class Worker:
         if job.decoded >= job.output_tokens:
             self._finish(job, now)
         else:
-            self._decoding.append(job)
-            self._contexts += job.input_tokens + job.decoded
-
-    def _decode(self, steps: int) -> None:
-        now = self._kernel.now
-        self._contexts += steps * len(self._decoding)
-        done = []
-        for job in self._decoding:
-            job.decoded += steps
-            if job.decoded >= job.output_tokens:
-                done.append(job)
-        if done:
-            self._decoding = [job for job in self._decoding if job.decoded < job.output_tokens]
-            for job in done:
-                self._contexts -= job.input_tokens + job.decoded
-                self._finish(job, now)
+            self._decoding.add(job)
 
     def _finish(self, job: Job, now: float) -> None:
         job.ended_at = now
         self.store.release(job.blocks, job.private, now)
         job.private = 0
-        self._count_blocks(job, 0)
+        self.backlog.count_blocks(job, 0)
         self._on_end(job)
 
     # Prefill ---------------------------------------------------------------------------------
@@ -336,8 +213,8 @@ class Worker:
             self._leave_queue(job)
             job.refused = True
             job.ended_at = now
-            self._expect(job, 0, 0)
-            self._count_blocks(job, 0)
+            self.backlog.expect(job, 0, 0)
+            self.backlog.count_blocks(job, 0)
             self._on_end(job)
             return bool(self.waiting) and self._admit()
         here = self.store.overlap(job.blocks)
@@ -348,16 +225,15 @@ class Worker:
         if found is None:
             return False
         self._leave_queue(job)
-        self._start(job, here, found.blocks, found.load_s, private)
+        self._start(job, here, found, private)
         return True
 
-    def _start(self, job: Job, here: int, lower: int, load_s: float, private: int) -> None:
+    def _start(self, job: Job, here: int, found: Found, private: int) -> None:
         now, block_tokens = self._kernel.now, self.spec.block_tokens
         if self.tiers.all:
             self.tiers.remove(job.blocks[here:])
-        context = here * block_tokens
-        if lower and load_s > self._service.prefill_s(lower * block_tokens, context):
-            lower, load_s = 0, 0.0
+        found = found.if_quicker(self._service, here * block_tokens, block_tokens)
+        lower, load_s = found.blocks, found.load_s
         if job.started_at is None:
             job.started_at = now
             job.cached_blocks, job.loaded_blocks, job.load_s = here, lower, load_s
@@ -365,7 +241,7 @@ class Worker:
             self.ghosts.computed(job.blocks, here + lower, self._block_s, now)
         job.private = private
         job.done_tokens = min((here + lower) * block_tokens, job.input_tokens - 1)
-        self._expect(job, job.input_tokens + job.decoded - job.done_tokens, job.done_tokens)
+        self.backlog.expect(job, job.input_tokens + job.decoded - job.done_tokens, job.done_tokens)
         if load_s:
             self._loading.append(job)
             self._kernel.plan(self.load(load_s), self._loaded, job)
@@ -381,13 +257,7 @@ class Worker:
         self.waiting.popleft()
         if job.started_at is not None:
             return  # preempted before: its blocks were counted down then
-        coming = self._coming
-        for block in job.blocks[job.cached_blocks :]:
-            left = coming[block] - 1
-            if left:
-                coming[block] = left
-            else:
-                del coming[block]
+        self.backlog.came(job.blocks[job.cached_blocks :])
 
     def _loaded(self, job: Job) -> None:
         if job in self._loading:
@@ -395,39 +265,20 @@ class Worker:
             self._prefilling.append(job)
             self._wake()
 
-    def _expect(self, job: Job, tokens: int, context: int) -> None:
-        """So much of a job is still to be computed, behind so much context."""
-        took_s = self._service.prefill_s(tokens, context)
-        self.pending_s += took_s - job.expected_s
-        self.pending_tokens += tokens - job.expected_tokens
-        if not self.pending_tokens:
-            self.pending_s = (
-                0.0  # and not the dust of many additions: routers compare it with others
-            )
-        job.expected_s, job.expected_tokens = took_s, tokens
-
-    def _count_blocks(self, job: Job, blocks: int) -> None:
-        self.kv_blocks += blocks - job.kv_blocks
-        job.kv_blocks = blocks
-
     # Memory ----------------------------------------------------------------------------------
 
     def _grow(self, steps: int) -> bool:
         """Room for so many more tokens of every decoding sequence."""
-        block_tokens = self.spec.block_tokens
-        needs = []
-        for job in self._decoding:
-            total = -(-(job.input_tokens + job.decoded + steps) // block_tokens)
-            needs.append(max(0, total - len(job.blocks) - job.private))
+        needs = self._decoding.needs(steps, self.spec.block_tokens)
         total = sum(needs)
         if total:
             grown = self.store.grow(total, self._kernel.now)
             self._note_evicted()
             if not grown:
                 return False
-            for job, need in zip(self._decoding, needs, strict=True):
+            for job, need in zip(self._decoding.jobs, needs, strict=True):
                 job.private += need
-                self._count_blocks(job, job.kv_blocks + need)
+                self.backlog.count_blocks(job, job.kv_blocks + need)
         return True
 
     def _note_evicted(self) -> None:
@@ -439,10 +290,9 @@ class Worker:
 
     def _preempt(self) -> None:
         """The youngest decoding sequence gives its memory back, and will be computed anew."""
-        job = self._decoding.pop()
-        self._contexts -= job.input_tokens + job.decoded
+        job = self._decoding.youngest()
         self.store.release(job.blocks, job.private, self._kernel.now)
         job.private = job.done_tokens = 0
         job.preempted += 1
-        self._expect(job, job.input_tokens + job.decoded, 0)
+        self.backlog.expect(job, job.input_tokens + job.decoded, 0)
         self.waiting.appendleft(job)

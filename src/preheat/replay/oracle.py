@@ -5,7 +5,6 @@ id is an equal prefix (`Arrival.blocks`). A block is a hit when it and all befor
 """
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
@@ -32,53 +31,28 @@ def infinite_blocks(paths: Sequence[Path]) -> int:
     return hits
 
 
-def lru_blocks(paths: Sequence[Path], capacity_blocks: int) -> int:
-    """Block hits under LRU as engines have it: the running request stays, and of a path the deepest
-    block is the oldest, so that whoever leaves is a leaf.
-
-    Of a request longer than the cache only the first `capacity_blocks` blocks are kept.
-    """
-    order: OrderedDict[int, None] = OrderedDict()
-    hits = 0
-    for path in paths:
-        hits += _held_prefix(path, order)
-        for block in reversed(path[:capacity_blocks]):
-            order[block] = None
-            order.move_to_end(block)
-        while len(order) > capacity_blocks:
-            order.popitem(last=False)
-    return hits
-
-
-def belady_blocks(paths: Sequence[Path], capacity_blocks: int, *, bypass: bool = False) -> int:
-    """Block hits of Belady's MIN on prefixes (Belady, IBM Systems Journal 1966; leaf first).
+def belady_blocks(paths: Sequence[Path], capacity_blocks: int) -> int:
+    """Block hits of Belady's MIN on prefixes (Belady, IBM Systems Journal 1966; leaf first) with
+    bypassing: what no policy can beat, whatever it may turn away.
 
     A block's next use is the next request whose path has it. The one used last leaves, among equals
-    the deeper: a prefix is used no later than what stands on it, so whoever leaves is a leaf. The
-    running request stays, and all of it comes in, of one longer than the cache its first
-    `capacity_blocks` blocks. With `bypass` it takes no room while it runs, and what it leaves
-    behind is chosen freely: that is what no policy can beat, whatever it may turn away.
+    the deeper: a prefix is used no later than what stands on it, so whoever leaves is a leaf. A
+    request takes no room while it runs, and what it leaves behind is chosen freely. Where it must come in,
+    as in engines, `orders.Clairvoyant` in a `PrefixStore` is MIN.
     """
     after = _next_uses(paths)
     due: dict[int, int] = {}  # the next use of what is held
     heap: list[tuple[int, int, int]] = []
-
-    def shrink(room_blocks: int) -> None:
-        while len(due) > room_blocks:
-            next_use, _, block = heapq.heappop(heap)
-            if due.get(block) == -next_use:
-                del due[block]
-
     hits = 0
     for now, path in enumerate(paths):
         hits += _held_prefix(path, due)
-        kept = path if bypass else path[:capacity_blocks]
-        if not bypass:
-            shrink(capacity_blocks - sum(block not in due for block in kept))
-        for depth, (block, next_use) in enumerate(zip(kept, after[now], strict=False)):
+        for depth, (block, next_use) in enumerate(zip(path, after[now], strict=True)):
             due[block] = next_use
             heapq.heappush(heap, (-next_use, -depth, block))
-        shrink(capacity_blocks)
+        while len(due) > capacity_blocks:
+            next_use, _, block = heapq.heappop(heap)
+            if due.get(block) == -next_use:
+                del due[block]
     return hits
 
 

@@ -24,13 +24,11 @@ class Measures(msgspec.Struct, frozen=True):
 
     requests: int
     refused: int
-    preempted: int
     prefill_s: float
     no_cache_s: float
     prefill_share: float
     hit_token_ratio: float
     work_max_mean_ratio: float
-    utilisation: float
     ttft: Spread
     service_ttft: Spread
     goodput_per_s: float
@@ -70,13 +68,11 @@ def measures_of(
     return Measures(
         requests=len(chosen),
         refused=sum(job.refused for job in chosen),
-        preempted=sum(job.preempted for job in chosen),
         prefill_s=prefill_s,
         no_cache_s=no_cache_s,
         prefill_share=prefill_s / max(1e-9, no_cache_s),
         hit_token_ratio=sum(job.cached_tokens for job in placed) / max(1, asked),
         work_max_mean_ratio=max(work, default=0.0) * workers / max(1e-9, prefill_s),
-        utilisation=prefill_s / workers / span_s,
         ttft=spread_of(waits),
         service_ttft=spread_of([job.load_s + job.computed_s for job in placed]),
         goodput_per_s=good / span_s,

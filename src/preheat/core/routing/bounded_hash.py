@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import ceil
 
+from preheat.core.beginnings import Beginnings
 from preheat.core.chance import mix
 from preheat.core.placing import Candidate, Placing
 
@@ -21,33 +22,16 @@ class BoundedHash:
         self, *, bound: float = 1.25, trunk_share: float = 0.05, window: int = 1_000
     ) -> None:
         self._bound = bound
-        self._trunk_share = trunk_share
-        self._window = window
-        self._young: dict[int, int] = {}
-        self._old: dict[int, int] = {}
-        self._seen = 0
+        self._beginnings = Beginnings(trunk_share, window)
 
     def choose(self, placing: Placing, candidates: Sequence[Candidate], now: float) -> int:
         total = sum(one.in_flight for one in candidates) + 1
         most = ceil(self._bound * total / len(candidates))
         fitting = [at for at, one in enumerate(candidates) if one.in_flight < most]
-        key = self._key(placing)
+        key = self._beginnings.own(placing.blocks)
         if key is None:
             return min(fitting, key=lambda at: candidates[at].in_flight)
         return max(fitting, key=lambda at: mix(mix(key) + candidates[at].number))
 
     def finished(self, placing: Placing, number: int, now: float) -> None:
         pass
-
-    def _key(self, placing: Placing) -> int | None:
-        """The first block that is this prompt's own, and not of a trunk that many share."""
-        if self._seen >= 2 * self._window:
-            self._old, self._young = self._young, {}
-            self._seen = self._window
-        self._seen += 1
-        most = self._trunk_share * max(self._seen, self._window)
-        for block in placing.blocks:
-            self._young[block] = self._young.get(block, 0) + 1
-            if self._young[block] + self._old.get(block, 0) <= most:
-                return block
-        return placing.blocks[-1] if placing.blocks else None

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from preheat.core.beginnings import Beginnings
 from preheat.core.chance import mix
 from preheat.core.placing import Candidate, Placing
 
@@ -21,14 +22,11 @@ class DualMap:
         self, *, slo_ttft_s: float = 5.0, hot_share: float = 0.0612, window: int = 200
     ) -> None:
         self._slo_ttft_s = slo_ttft_s
-        self._hot_share = hot_share
-        self._window = window
-        self._young: dict[int, int] = {}
-        self._old: dict[int, int] = {}
-        self._seen = 0
+        self._beginnings = Beginnings(hot_share, window)
 
     def choose(self, placing: Placing, candidates: Sequence[Candidate], now: float) -> int:
-        hashed = mix(self._key(placing))
+        own = self._beginnings.own(placing.blocks)
+        hashed = mix(-1 if own is None else own)
         every = range(len(candidates))
         first = max(every, key=lambda at: mix(hashed + candidates[at].number))
         others = [at for at in every if at != first] or [first]
@@ -46,16 +44,3 @@ class DualMap:
 
     def finished(self, placing: Placing, number: int, now: float) -> None:
         pass
-
-    def _key(self, placing: Placing) -> int:
-        """The last block of the prefix that is hashed."""
-        if self._seen >= 2 * self._window:
-            self._old, self._young = self._young, {}
-            self._seen = self._window
-        self._seen += 1
-        most = self._hot_share * max(self._seen, self._window)
-        for block in placing.blocks:
-            self._young[block] = self._young.get(block, 0) + 1
-            if self._young[block] + self._old.get(block, 0) <= most:
-                return block
-        return placing.blocks[-1] if placing.blocks else -1

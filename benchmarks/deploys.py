@@ -16,16 +16,16 @@ from benchmarks.report import BenchmarkError, Progress, Result
 from benchmarks.traces import agents, chats
 from preheat.cli.headroom import text_of
 from preheat.replay.headroom.event_tables import TIMES_KEPT, WHOLE_TIMES_KEPT, aftermaths
-from preheat.replay.headroom.ladder import LEVERS, NOTHING, OURS, RAMPED, legend
+from preheat.replay.headroom.ladder import LEVERS, NOTHING, ON_DEMAND, OURS, RAMPED, legend
 from preheat.replay.headroom.wanted import Wanted
 from preheat.replay.report import Table
 
 ROLLING = "rolling deploy"
 RATIOS = {
     OURS: "ratio_kept",
-    f"{OURS}, ramped": "ratio_ours_ramped",
+    ON_DEMAND: "ratio_not_ramped",
     NOTHING: "ratio_nothing",
-    RAMPED: "ratio_ramped",
+    RAMPED: "ratio_nothing_ramped",
 }
 
 

@@ -353,6 +353,10 @@ def test_a_ramp_ends_in_time_and_nobody_is_kept_back_where_all_are_cold() -> Non
     assert 0 in [ramp.choose(Placing(10), uneven, 301.0) for _ in range(2)]
 
 
+def test_alone_a_ramped_worker_is_given_everything_all_the_same() -> None:
+    assert lost(warmth.ramped(warmth.nothing)).lost_s == lost(warmth.nothing).lost_s > 0
+
+
 def test_in_a_steady_state_and_before_a_peak_nothing_is_lost_and_nobody_copies() -> None:
     made = {event.name: event for event in events(2)}
     for name in ("steady state", "peak of 1.5", "version switch"):

@@ -19,9 +19,9 @@ SSD_TOKEN_S: Final = 44e-6
 NOTHING: Final = "nothing"
 """The ladder's lowest rung: memory fills by itself."""
 RAMPED: Final = "nothing, ramped"
-OURS: Final = "ours: drained to DRAM, read on demand"
-"""Neither ramped nor refilled in the background: each is an arm of its own, and both lost against it
-(docs/decisions/headroom.md)."""
+ON_DEMAND: Final = "drained to DRAM, read on demand"
+OURS: Final = "ours: drained, read on demand, ramped"
+"""Not refilled in the background: what requests ask for would wait behind it, on the same channel."""
 OURS_SSD: Final = "ours: on SSD, read on demand"
 REFILLED: Final = "drained, on demand and in the background"
 
@@ -45,8 +45,8 @@ LEVERS: Final[Mapping[str, Lever]] = {
     "decayed frequency, computed": _SENT,
     "clairvoyant, computed": Lever("none: a bound", "the same, of what nobody can know"),
     REFILLED: Lever("none", "both a connector and slot files"),
-    OURS: Lever(CONNECTED, "a connector's tier that outlives the engine"),
-    f"{OURS}, ramped": Lever(CONNECTED, "the same, and our router"),
+    ON_DEMAND: Lever(CONNECTED, "a connector's tier that outlives the engine"),
+    OURS: Lever(CONNECTED, "the same, and our router"),
     OURS_SSD: Lever(CONNECTED, "a connector's tier on a disk"),
 }
 
@@ -70,9 +70,10 @@ def ladder(block_tokens: int, event: Event, budget_s: float = 60.0) -> dict[str,
     }
     if event.copies == "any":
         arms[REFILLED] = warmth.on_demand("drained", dram_s, refills=True)
-        arms[OURS] = warmth.on_demand("drained", dram_s)
+        on_demand = warmth.on_demand("drained", dram_s)
         if event.can_ramp:
-            arms[f"{OURS}, ramped"] = warmth.ramped(arms[OURS])
+            arms[ON_DEMAND] = on_demand
+        arms[OURS] = warmth.ramped(on_demand)  # alone a worker is given everything all the same
     elif event.copies == "disk":
         arms[OURS_SSD] = warmth.on_demand("disk", ssd_s)
     return arms

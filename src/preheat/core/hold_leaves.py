@@ -1,5 +1,6 @@
 """J over the prefixes of a pool: whole requests' blocks share one time of last use and one class."""
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
@@ -82,7 +83,7 @@ class HoldLeaves:
         self._uses: dict[int, _Use] = {}
         self._last: dict[int, _Use] = {}
         self._counts: dict[int, int] = {}
-        self._gone: dict[int, None] = {}
+        self._gone: OrderedDict[int, None] = OrderedDict()  # a dict is slow to give its oldest
         self._free: dict[int, None] = {}
         self._batch: list[tuple[float, int, int]] = []
         self._batch_at: float | None = None
@@ -145,8 +146,7 @@ class HoldLeaves:
         self._free.pop(block, None)
         self._gone[block] = None
         if len(self._gone) > max(self._remembered, 4 * (len(self._last) - len(self._gone))):
-            oldest = next(iter(self._gone))
-            del self._gone[oldest]
+            oldest = self._gone.popitem(last=False)[0]
             self._close(self._last.pop(oldest), self._counts.pop(oldest), 1, self._now, used=False)
 
     def victim(self, leaves: Leaves, now: float) -> int:

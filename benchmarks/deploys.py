@@ -1,8 +1,9 @@
 """Restarts and deploys: what they lose, and p95 TTFT in the minutes after them, arm by arm.
 
-The ratio is of p95 TTFTs of the requests that came in the five minutes after a rolling deploy began, at
-load 0.9: ours by a fleet in which nothing happens, the geometric mean over the switch times. Of chats (8 x 3 M
-tokens) and agents (8 x 1 M, 80 open sessions) the worse one counts. `--quick` runs that event alone, all of its
+The ratio is of p95 TTFTs of the requests that came in the five minutes after a rolling deploy began, and of
+those until five minutes after its last worker, at load 0.9: ours by a fleet in which nothing happens, the
+geometric mean over the switch times. The worst counts, of both and of chats (8 x 3 M tokens) and agents (8 x 1 M,
+80 open sessions). `--quick` runs that event alone, all of its
 arms, at load 0.9 and three switch times.
 """
 

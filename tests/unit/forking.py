@@ -94,3 +94,18 @@ def test_beside_other_threads_nobody_forks() -> None:
         done.set()
         other.join()
     assert {pid for _, pid in found.values()} == {os.getpid()}
+
+
+def stops_at_once() -> bool:
+    return signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_what_the_parent_does_when_it_is_stopped_is_not_its_childrens_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(side_by_side, "_cores", lambda: 2)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        assert each({0: stops_at_once, 1: stops_at_once}, lambda _: None) == {0: True, 1: True}
+    finally:
+        signal.signal(signal.SIGTERM, before)

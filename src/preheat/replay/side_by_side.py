@@ -60,6 +60,7 @@ def _begun(task: Callable[[], Any]) -> tuple[Connection, BaseProcess]:
 
 def _run(task: Callable[[], Any], writer: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is the parent's to speak of
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # and the parent's handler isn't for its children
     outcome: tuple[Any, Exception | None]
     try:
         outcome = task(), None

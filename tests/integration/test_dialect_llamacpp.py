@@ -223,6 +223,26 @@ def test_names_that_the_server_refuses_are_never_sent(server: Server, name: str)
     assert answer.why == "Invalid filename"
 
 
+def test_the_server_takes_the_file_of_any_model_of_the_same_shape(
+    weights: str, tmp_path: Path
+) -> None:
+    """Why files are named after `model_identity`: nobody else tells these two apart."""
+    other = tmp_path / "other.gguf"
+    other.write_bytes(Path(weights).read_bytes()[:-4_096] + bytes(4_096))
+    identities = []
+    for model in (weights, str(other)):
+        for server in running(model, tmp_path / "slots", 0):
+            told = [server.told(Call(b"GET", path)) for path in (b"/v1/models", b"/props")]
+            identities.append(model_identity(*told))
+            if model == weights:
+                server.cached(Prompt(ids=words(1, 200), slot=0))
+                assert DIALECT.read_moved(*server.ask(DIALECT.save(0, "first.kv"))).ok
+            else:
+                assert DIALECT.read_moved(*server.ask(DIALECT.restore(0, "first.kv"))).ok
+    assert None not in identities
+    assert identities[0] != identities[1]
+
+
 def test_a_slot_number_that_isnt_there_means_another_slot(server: Server) -> None:
     """Why a number is looked up in `slots()` first: the server takes it modulo their count."""
     server.cached(Prompt(ids=words(1, 200), slot=1))

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from preheat import config, traces
 from preheat.config import Choice, EngineSettings, NamespaceSettings, Settings
-from preheat.core import admission, eviction
+from preheat.core import admission, eviction, routing
 from preheat.core.breaker import Breaker
 from preheat.core.controller import Controller
 from preheat.core.freshness import Freshness
@@ -238,6 +238,7 @@ def engine(
         http2=settings.http2,
         breaker=Breaker(settings.breaker_failures, settings.breaker_open_s),
         rules=rules(settings),
+        routing=build(f"engines.{name}.routing", settings.routing, routing.POLICIES),
         inject_usage=settings.inject_usage,
         on_event=on_event,
     )

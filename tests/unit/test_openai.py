@@ -73,10 +73,13 @@ def test_what_json_lacks_cannot_be_encoded() -> None:
 @pytest.mark.parametrize(
     ("value", "usage"),
     [
-        (USAGE, Usage(9, 3, 4)),
+        (USAGE, Usage(9, 3, 4, tells_cached=True)),
         ({"prompt_tokens": 9, "completion_tokens": 3}, Usage(9, 3, 0)),
         ({"prompt_tokens": 9, "prompt_tokens_details": None}, Usage(9, 0, 0)),
-        ({"prompt_tokens": 2, "prompt_tokens_details": {"cached_tokens": 5}}, Usage(2, 0, 2)),
+        (
+            {"prompt_tokens": 2, "prompt_tokens_details": {"cached_tokens": 5}},
+            Usage(2, 0, 2, tells_cached=True),
+        ),
         ({"prompt_tokens": -1, "completion_tokens": "3"}, Usage(0, 0, 0)),
         ({"prompt_tokens": True, "completion_tokens": 2**40}, Usage(0, 0, 0)),
         ({"prompt_tokens": 1.0}, Usage(0, 0, 0)),
@@ -168,7 +171,7 @@ def test_a_completion_is_streamed_as_text_and_finish() -> None:
 def test_the_pieces_of_a_stream_make_the_whole_answer() -> None:
     assembler = assembled(*HELLO, chunk(usage=USAGE))
     assert assembler.why_incomplete() == ""
-    assert assembler.usage == Usage(9, 3, 4)
+    assert assembler.usage == Usage(9, 3, 4, tells_cached=True)
     assert assembler.body() == {
         "object": "chat.completion",
         "model": "m1",

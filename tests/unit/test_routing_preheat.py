@@ -109,7 +109,8 @@ def test_memory_has_its_price_where_it_is_asked_for() -> None:
 def test_a_long_wait_counts_for_more_than_its_length() -> None:
     """Ten equal requests make the mean 1 s; then 4 s weigh 68, and 4.5 s weigh 96."""
     fleet = [Candidate(0, miss_s=1.0)]
-    plain, with_excess = Preheat(excess=0.0, priced=True), Preheat(priced=True)
+    plain = Preheat(excess=0.0, priced=True, prior=0.0)
+    with_excess = Preheat(priced=True, prior=0.0)
     for policy in (plain, with_excess):
         for step in range(10):
             policy.choose(REQUEST, fleet, 2.0 * step)

@@ -203,6 +203,12 @@ class EngineSettings(Section, frozen=True):
             description="Addresses of several equal servers, instead of `url`: requests are spread over those that are well."
         ),
     ] = ()
+    routing: Annotated[
+        Choice,
+        Meta(
+            description='Which of `urls` gets a request: "preheat" weighs each one\'s queue, the part of the prompt that it holds, and what computing the rest does to others; "least_loaded", "round_robin" and more stand beside it.'
+        ),
+    ] = Choice(name="preheat")
     identity: Annotated[
         str,
         Meta(

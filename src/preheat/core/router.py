@@ -166,7 +166,7 @@ class Router:
         """Its first byte has come."""
         if ticket.first_at < 0.0:
             ticket.first_at = now
-            self._lanes[ticket.worker].began(ticket, now)
+            self._computed(ticket, now)
 
     def ended(self, ticket: Ticket, usage: Usage | None, now: float) -> None:
         """It was answered whole. `usage` is the engine's count, if it gave one."""
@@ -175,7 +175,7 @@ class Router:
         if usage is not None and usage.input_tokens > 0:
             self._learn(ticket, usage, now)
             block_tokens = ticket.placing.block_tokens
-            if usage.cached_tokens is not None:
+            if usage.tells_cached:
                 found = usage.cached_tokens / block_tokens
         self._over(ticket, now)
         self.index.ended(ticket.stay, now, found)
@@ -183,7 +183,7 @@ class Router:
     def failed(self, ticket: Ticket, now: float) -> None:
         """It has ended otherwise: what was computed by then, if anything, stays there."""
         is_computed = ticket.first_at >= 0.0
-        self._lanes[ticket.worker].began(ticket, now)
+        self._computed(ticket, now)
         self._over(ticket, now)
         if is_computed:
             self.index.ended(ticket.stay, now, None)
@@ -236,8 +236,15 @@ class Router:
             self._sessions.put(ask.session, (chosen.number, placing.input_tokens))
         return ticket
 
+    def _computed(self, ticket: Ticket, now: float) -> None:
+        lane = self._lanes.get(ticket.worker)
+        if lane is not None:
+            lane.began(ticket, now)
+
     def _over(self, ticket: Ticket, now: float) -> None:
-        self._lanes[ticket.worker].tickets.pop(ticket.number, None)
+        lane = self._lanes.get(ticket.worker)
+        if lane is not None:
+            lane.tickets.pop(ticket.number, None)
         self._policy.finished(ticket.placing, ticket.worker, now)
 
     def _learn(self, ticket: Ticket, usage: Usage, now: float) -> None:
@@ -251,7 +258,7 @@ class Router:
         ttft_s = ticket.first_at - ticket.sent_at
         if ticket.queue_s > _QUIET_SHARE * ttft_s:
             return
-        cached = min(max(0, usage.cached_tokens or 0), usage.input_tokens - 1)
+        cached = min(usage.cached_tokens, usage.input_tokens - 1)
         self._learner.learn(
             model,
             Timing(

@@ -83,12 +83,14 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens of one answer as its engine counted them.
 
-    `cached_tokens` is the part of `input_tokens` that the engine's own cache had.
+    `cached_tokens` is the part of `input_tokens` that the engine's own cache had; zero also where it
+    isn't one that `tells_cached`.
     """
 
     input_tokens: int
     output_tokens: int
     cached_tokens: int = 0
+    tells_cached: bool = False
 
 
 class Epoch(msgspec.Struct, frozen=True, gc=False):

@@ -28,9 +28,12 @@ class Engine(Protocol):
         body: bytes,
         *,
         is_repeatable: bool = True,
+        tenant: str = "",
+        session: str = "",
     ) -> Response:
         """Ask; `path` is what comes after `/v1`, with its query. Where it isn't `is_repeatable`,
-        nobody else is asked what one may have done. Raises EngineError."""
+        nobody else is asked what one may have done. `tenant` and `session`, where they are known,
+        help to choose a server. Raises EngineError."""
 
     @property
     def is_ready(self) -> bool:

@@ -49,10 +49,14 @@ class Embedded:
         body: bytes,
         *,
         is_repeatable: bool = True,
+        tenant: str = "",
+        session: str = "",
     ) -> Response:
         """Ask the child that is running now."""
         engine = await self._current()
-        return await engine.send(method, path, headers, body, is_repeatable=is_repeatable)
+        return await engine.send(
+            method, path, headers, body, is_repeatable=is_repeatable, tenant=tenant, session=session
+        )
 
     @property
     def is_ready(self) -> bool:

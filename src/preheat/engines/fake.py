@@ -293,11 +293,15 @@ class Fake:
         body: bytes,
         *,
         is_repeatable: bool = True,
+        tenant: str = "",
+        session: str = "",
     ) -> Response:
         """Ask it over HTTP, like any other."""
         if self._engine is None:
             raise EngineError(f"engine {self.name} isn't started", kind="start")
-        return await self._engine.send(method, path, headers, body, is_repeatable=is_repeatable)
+        return await self._engine.send(
+            method, path, headers, body, is_repeatable=is_repeatable, tenant=tenant, session=session
+        )
 
     @property
     def is_ready(self) -> bool:

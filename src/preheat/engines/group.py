@@ -2,13 +2,17 @@
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Final
 
 import msgspec
 
+from preheat.core.blocks import BLOCK_BYTES, prefix_of
 from preheat.core.breaker import Breaker, RetryBudget
+from preheat.core.router import Ask, Router
+from preheat.engines.placement import Placement
 from preheat.engines.worker import (
     REFUSALS,
     Headers,
@@ -25,6 +29,8 @@ from preheat.transport.client import Response
 _UNASKED: Final = frozenset({"connect", "timeout-connect", "tls"})
 # Of the refusals, those after which nothing was done: a proxy says 502 to 504 of one that works on.
 _UNDONE: Final = frozenset({429})
+_ENDED: Final = frozenset({"connect", "reset"})
+"""Failures of a process that is no more: its successor's cache is empty."""
 Outcome = Response | EngineError
 
 _LEAVE_S: Final = 600.0
@@ -41,7 +47,7 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 class Group:
-    """Asks the least loaded of those that are well, and another where that is safe: before the
+    """Asks one of those that are well: whom the router names, or the least loaded without one. And another where that is safe: before the
     first byte, when nothing could be asked or the answer was 429; and at 502 to 504, where it may
     have been worked on, if the request does no harm twice."""
 
@@ -53,10 +59,12 @@ class Group:
         connect: Callable[[str], HttpClient],
         breaker: Breaker,
         rules: Rules,
+        router: Router | None = None,
         probe_headers: Headers = (),
         on_event: OnEvent | None = None,
     ) -> None:
         self._name = name
+        self._router = router
         self._connect = connect
         self._breaker = breaker
         self._probe_headers = probe_headers
@@ -78,36 +86,44 @@ class Group:
         body: bytes,
         *,
         is_repeatable: bool = True,
+        tenant: str = "",
+        session: str = "",
     ) -> Response:
         """The answer of whoever could give one, else the last refusal or error."""
         workers = self._workers
         if len(workers) == 1 and workers[0].breaker.is_closed and not workers[0].is_draining:
             return await workers[0].ask(method, path, headers, body)
         self._budget.earn()
-        worker = self._choose((), only_well=False)
-        if worker is None:
+        ask = self._ask_of(body, tenant, session)
+        chosen = self._choose((), ask, only_well=False)
+        if chosen is None:
             raise self._none_left()
         refusals = REFUSALS if is_repeatable else _UNDONE
-        outcome: Outcome
-        try:
-            outcome = await worker.ask(method, path, headers, body)
-            if outcome.status not in refusals:
-                return outcome
-        except EngineError as error:
-            outcome = error
-        tried = [worker]
+        tried: list[Worker] = []
         retries = 0
-        while (other := self._other(outcome, refusals, tried, retries)) is not None:
+        while True:
+            worker, placement = chosen
+            outcome: Outcome
+            try:
+                outcome = await worker.ask(method, path, headers, body)
+                outcome.placement = placement
+                if outcome.status not in refusals:
+                    return outcome
+            except EngineError as error:
+                outcome = error
+                _end(placement)
+            except BaseException:
+                _end(placement)
+                raise
+            tried.append(worker)
+            chosen = self._other(outcome, refusals, tried, retries, ask)
+            if chosen is None:
+                break
             if isinstance(outcome, Response):
                 outcome.close()
             if not _is_queue(outcome):
                 retries += 1
-                tried[-1].retries += 1
-            tried.append(other)
-            try:
-                outcome = await other.ask(method, path, headers, body)
-            except EngineError as error:
-                outcome = error
+                worker.retries += 1
         if isinstance(outcome, EngineError):
             raise outcome
         return outcome
@@ -144,6 +160,8 @@ class Group:
         for one in left:
             one.is_draining = True
             self._leaving.add(one)
+            if self._router is not None:
+                self._router.left(one.number)
             self._own(self._leave(one))
         if rules.health_path != self._rules.health_path:
             for one in arranged:
@@ -166,28 +184,46 @@ class Group:
 
     # choosing
 
-    def _choose(self, tried: Sequence[Worker], *, only_well: bool) -> Worker | None:
-        """The least loaded of those that are well, in turn where that is several; else the one
-        from which an answer is likeliest."""
+    def _ask_of(self, body: bytes, tenant: str, session: str) -> Ask | None:
+        if self._router is None:
+            return None
+        prefix = prefix_of(body, tenant.encode())
+        return Ask(prefix.model, prefix.blocks, BLOCK_BYTES, prefix.prompt_bytes, session)
+
+    def _choose(
+        self, tried: Sequence[Worker], ask: Ask | None, *, only_well: bool
+    ) -> tuple[Worker, Placement | None] | None:
+        """Of those that are well the router's choice, or the least loaded, in turn where that is
+        several; else the one from which an answer is likeliest. With whom it counts as sent."""
         now = time.monotonic()
-        workers = self._workers
-        best: Worker | None = None
-        best_load = turn = 0
+        well = self._well(tried, now)
+        if not well:
+            worker = None if only_well else self._least_bad(tried, now)
+            if worker is None:
+                return None
+            well = [worker]
+        if self._router is None or ask is None:
+            worker = min(well, key=lambda one: one.client.in_flight)
+            self._turn = (self._workers.index(worker) + 1) % len(self._workers)
+            return worker, None
+        route = self._router.place(ask, [one.number for one in well], now)
+        number = route.ticket.worker
+        worker = next(one for one in well if one.number == number)
+        return worker, Placement(self._router, route)
+
+    def _well(self, tried: Sequence[Worker], now: float) -> list[Worker]:
+        """Who may be asked, from the one whose turn it is; of those that may be well again just one,
+        which this request finds out."""
+        workers, well = self._workers, []
         for position in range(self._turn - len(workers), self._turn):  # below zero: from the end
             worker = workers[position]
             if tried and worker in tried:
                 continue
-            breaker = worker.breaker
-            if breaker.is_closed and now >= worker.avoided_until and not worker.is_draining:
-                load = worker.client.in_flight
-                if best is None or load < best_load:
-                    best, best_load, turn = worker, load, position + 1
+            if worker.breaker.is_closed and now >= worker.avoided_until and not worker.is_draining:
+                well.append(worker)
             elif not tried and worker.may_be_tried(now):
-                return worker
-        if best is None:
-            return None if only_well else self._least_bad(tried, now)
-        self._turn = turn % len(workers)
-        return best
+                return [worker]
+        return well
 
     def _least_bad(self, tried: Sequence[Worker], now: float) -> Worker | None:
         left = [one for one in self._workers if one not in tried and not one.is_draining]
@@ -198,8 +234,13 @@ class Group:
         return next((one for one in left if one.breaker.allows(now)), None)
 
     def _other(
-        self, outcome: Outcome, refusals: frozenset[int], tried: Sequence[Worker], retries: int
-    ) -> Worker | None:
+        self,
+        outcome: Outcome,
+        refusals: frozenset[int],
+        tried: Sequence[Worker],
+        retries: int,
+        ask: Ask | None,
+    ) -> tuple[Worker, Placement | None] | None:
         """Who else may be asked the same; None where nobody is, or it wouldn't be safe."""
         if isinstance(outcome, Response) and outcome.status not in refusals:
             return None
@@ -209,10 +250,12 @@ class Group:
             if isinstance(outcome, EngineError) and outcome.kind not in _UNASKED:
                 return None
         was_refused = isinstance(outcome, Response)
-        other = self._choose(tried, only_well=was_refused)
-        if other is None or (_is_queue(outcome) and not other.client.has_room):
+        other = self._choose(tried, ask, only_well=was_refused)
+        if other is None:
             return None
-        if was_refused and not self._budget.take(time.monotonic()):
+        is_full = _is_queue(outcome) and not other[0].client.has_room
+        if is_full or (was_refused and not self._budget.take(time.monotonic())):
+            _end(other[1])
             return None
         return other
 
@@ -248,9 +291,12 @@ class Group:
         if len(set(urls)) != len(urls):
             raise ConfigError(f"engines.{self._name}.urls: one of them is named twice")
         known = {one.url: one for one in self._workers}
+        taken = {one.number for one in (*self._workers, *self._leaving)}
+        numbers = (number for number in itertools.count() if number not in taken)
         return [
             known.get(url)
             or Worker(
+                next(numbers),
                 name_at(self._name, position, len(urls)),
                 url,
                 self._connect(url),
@@ -265,6 +311,8 @@ class Group:
 
     def _on_down(self, worker: Worker) -> None:
         """Watch for its return, where there are others to answer meanwhile."""
+        if self._router is not None and worker.last_error_kind in _ENDED:
+            self._router.cleared(worker.number)
         worker.is_probed = (
             len(self._workers) > 1 and bool(self._rules.health_path) and worker.knows_health
         )
@@ -301,6 +349,11 @@ class Group:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _end(placement: Placement | None) -> None:
+    if placement is not None:
+        placement.gone()
 
 
 def _ignore(_event: str, _fields: dict[str, object]) -> None:

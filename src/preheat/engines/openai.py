@@ -6,6 +6,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from preheat.core.breaker import Breaker
+from preheat.core.router import Router
+from preheat.core.routing import RoutingPolicy
 from preheat.engines.group import Group, Rules
 from preheat.engines.worker import HttpClient, OnEvent, WorkerState
 from preheat.errors import ConfigError
@@ -26,11 +28,12 @@ class OpenAi:
         http2: bool = False,
         breaker: Breaker | None = None,
         rules: Rules | None = None,
+        routing: RoutingPolicy | None = None,
         inject_usage: bool = True,
         on_event: OnEvent | None = None,
     ) -> None:
-        """Check the urls; connect to nothing yet. `breaker` is the pattern of each one's own;
-        `on_event` is told when one of them goes down and when it is well again. Raises
+        """Check the urls; connect to nothing yet. `breaker` is the pattern of each one's own; without
+        `routing` the least loaded is asked; `on_event` is told when one of them goes down and when it is well again. Raises
         ConfigError."""
         self.name = name
         self.inject_usage = inject_usage
@@ -44,6 +47,7 @@ class OpenAi:
             connect=self._connect,
             breaker=breaker or Breaker(),
             rules=rules or Rules(),
+            router=None if routing is None else Router(routing),
             probe_headers=self._key,
             on_event=on_event,
         )
@@ -60,9 +64,20 @@ class OpenAi:
         body: bytes,
         *,
         is_repeatable: bool = True,
+        tenant: str = "",
+        session: str = "",
     ) -> Coroutine[Any, Any, Response]:
-        """Ask whoever is well and has least to do; `Response.worker` says who answered."""
-        return self._send(method, path, [*headers, *self._key], body, is_repeatable=is_repeatable)
+        """Ask one that is well; `Response.worker` says who answered, and `Response.placement` wants
+        to hear how it went."""
+        return self._send(
+            method,
+            path,
+            [*headers, *self._key],
+            body,
+            is_repeatable=is_repeatable,
+            tenant=tenant,
+            session=session,
+        )
 
     @property
     def is_ready(self) -> bool:

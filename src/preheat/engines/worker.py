@@ -68,6 +68,7 @@ class Worker:
 
     def __init__(
         self,
+        number: int,
         name: str,
         url: str,
         client: HttpClient,
@@ -75,6 +76,7 @@ class Worker:
         on_down: Callable[["Worker"], None],
         on_event: OnEvent,
     ) -> None:
+        self.number = number  # of its group's, as long as it is there
         self.name = name
         self.url = url
         self.client = client

@@ -16,6 +16,7 @@ from preheat.gateway.buffer import Buffer, Piece
 from preheat.gateway.listeners import Call, Listener
 from preheat.gateway.upstreams import shown_of
 from preheat.transport.client import Response
+from preheat.transport.exchange import Placed
 from preheat.transport.server import Exchange
 from preheat.wire import openai
 from preheat.wire.sse import EventTooLargeError, SseDecoder, data_of
@@ -115,6 +116,7 @@ class Flight:
         self._is_ended = False
         self._has_content = False
         self._caught_up: asyncio.Future[None] | None = None
+        self._placement: Placed | None = None
 
     # listeners
 
@@ -165,7 +167,14 @@ class Flight:
         response: Response | None = None
         try:
             call = self.call
-            response = await call.engine.send(b"POST", call.path, call.headers, call.body)
+            response = await call.engine.send(
+                b"POST",
+                call.path,
+                call.headers,
+                call.body,
+                tenant=self.request.tenant,
+                session=self.request.want.session,
+            )
             await self._relay(response)
         except EngineError as error:
             self._failed(error)
@@ -185,6 +194,7 @@ class Flight:
     async def _relay(self, response: Response) -> None:
         self.status = response.status
         self.worker = response.worker or self.worker
+        self._placement = response.placement
         self.first_at = self._clock()
         shown = shown_of(response)
         self._head = shown.lines
@@ -390,6 +400,8 @@ class Flight:
         async for part in response:
             if not has_begun:  # the head says nothing: llama.cpp sends it before it computes
                 self.first_at, has_begun = self._clock(), True
+                if self._placement is not None:
+                    self._placement.began()
             try:
                 blocks = self._decoder.feed(part)
             except EventTooLargeError:
@@ -594,6 +606,8 @@ class Flight:
     def _end(self) -> None:
         self._is_ended = True
         self.ended_at = self._clock()
+        if self._placement is not None:
+            self._placement.ended(self.usage)
         self._tower.on_answer(self)
 
     def _our_lines(self, listener: Listener) -> bytes:

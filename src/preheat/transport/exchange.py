@@ -6,6 +6,7 @@ from typing import Protocol, Self
 
 import msgspec
 
+from preheat.core.types import Usage
 from preheat.errors import EngineError
 
 
@@ -43,6 +44,19 @@ class Slots(Protocol):
         """It is over."""
 
 
+class Placed(Protocol):
+    """Whoever chose a worker for a request, and learns from what comes of it."""
+
+    def began(self) -> None:
+        """The answer's first event is there."""
+
+    def ended(self, usage: Usage | None) -> None:
+        """It was read to its end."""
+
+    def gone(self) -> None:
+        """Nobody reads it any more; if it was read to its end, that has been told before."""
+
+
 class Response:
     """An answer: status and headers now, the body as it arrives.
 
@@ -50,13 +64,14 @@ class Response:
     Buffered bytes are handed out in one piece; chunks of the transfer coding have no meaning.
     """
 
-    __slots__ = ("_exchange", "headers", "status", "worker")
+    __slots__ = ("_exchange", "headers", "placement", "status", "worker")
 
     def __init__(self, exchange: "Exchange") -> None:
         """Made by `Client.request` only."""
         self.status: int = exchange.status
         self.headers: list[tuple[bytes, bytes]] = exchange.headers
         self.worker = ""  # which of several equal ones answered; whoever chose it says so
+        self.placement: Placed | None = None  # whoever chose it wants to hear how it goes
         self._exchange = exchange
 
     def __aiter__(self) -> Self:
@@ -98,6 +113,8 @@ class Response:
     def close(self) -> None:
         """Give up: close the connection, unless the response has ended and it is pooled again."""
         self._exchange.close()
+        if self.placement is not None:
+            self.placement.gone()
 
 
 class Exchange:

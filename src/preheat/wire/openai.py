@@ -110,9 +110,12 @@ def usage_of(value: Any) -> Usage | None:
         return None
     details = value.get("prompt_tokens_details")
     input_tokens = _count(value.get("prompt_tokens"))
-    cached_tokens = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+    told = details.get("cached_tokens") if isinstance(details, dict) else None
     return Usage(
-        input_tokens, _count(value.get("completion_tokens")), min(cached_tokens, input_tokens)
+        input_tokens,
+        _count(value.get("completion_tokens")),
+        min(_count(told), input_tokens),
+        tells_cached=told is not None,
     )
 
 
@@ -211,9 +214,12 @@ def plain_answer_of(body: bytes) -> tuple[Answer, Usage | None] | None:
     if told is None:
         return Answer(rest, b"", b""), None
     details = told.prompt_tokens_details
-    cached_tokens = (details.cached_tokens or 0) if details is not None else 0
+    cached_tokens = details.cached_tokens if details is not None else None
     usage = Usage(
-        told.prompt_tokens, told.completion_tokens, min(cached_tokens, told.prompt_tokens)
+        told.prompt_tokens,
+        told.completion_tokens,
+        min(cached_tokens or 0, told.prompt_tokens),
+        tells_cached=cached_tokens is not None,
     )
     return Answer(rest, b"", b""), usage
 

@@ -1,0 +1,161 @@
+"""Where requests go, and what the router learns from what becomes of them."""
+
+import random
+
+import pytest
+
+from preheat.core.costs import ServiceModel
+from preheat.core.router import Ask, Router, Ticket
+from preheat.core.routing import POLICIES
+from preheat.core.types import Usage
+
+FLEET = range(4)
+SPEED = ServiceModel(token_s=1e-3, attention_s=0.0, step_s=0.01)
+
+
+def ask(*blocks: int, model: str = "m", session: str = "", prompt_bytes: int = 0) -> Ask:
+    return Ask(model, blocks, 512, prompt_bytes or 512 * max(1, len(blocks)), session)
+
+
+def router(policy: str = "preheat") -> Router:
+    return Router(POLICIES[policy]())
+
+
+def serve(made: Router, one: Ask, now: float, took_s: float = 0.2) -> Ticket:
+    """Placed at once, answered in time, as an engine of 1 ms a token would; four bytes a token."""
+    ticket = made.place(one, FLEET, now).ticket
+    tokens = one.prompt_bytes // 4
+    cached = min(int(128 * ticket.stay.hoped), tokens - 1)
+    first_at = now + SPEED.step_s + SPEED.prefill_s(tokens - cached, cached)
+    made.began(ticket, first_at)
+    made.ended(ticket, Usage(tokens, 8, cached, tells_cached=True), first_at + took_s)
+    return ticket
+
+
+def test_a_prompt_goes_where_its_beginning_is() -> None:
+    made = router()
+    first = serve(made, ask(*range(20)), 0.0)
+    for now in range(1, 9):
+        route = made.place(ask(*range(20), 100 + now), FLEET, 10.0 * now)
+        assert route.ticket.worker == first.worker
+        assert route.overlap_tokens == route.best_overlap_tokens == 20 * 128
+        made.failed(route.ticket, 10.0 * now + 1.0)
+
+
+def test_a_burst_of_one_new_prefix_goes_to_one_place_and_of_different_ones_to_all() -> None:
+    made = router()
+    burst = [made.place(ask(*range(64), 1_000 + number), FLEET, 0.0) for number in range(4)]
+    assert len({route.ticket.worker for route in burst}) == 1
+    made = router()
+    apart = [made.place(ask(*range(100 * k, 100 * k + 64)), FLEET, 0.0) for k in range(4)]
+    assert len({route.ticket.worker for route in apart}) == 4
+
+
+def test_a_long_queue_outweighs_a_short_prefix() -> None:
+    made = router()
+    holder = serve(made, ask(1), 0.0).worker
+    for number in range(6):
+        made.place(ask(*range(100 * number, 100 * number + 90)), [holder], 10.0)
+    route = made.place(ask(1, 2), FLEET, 10.0)
+    assert route.ticket.worker != holder
+    assert route.best_overlap_tokens > route.overlap_tokens
+    assert route.least_queue_s <= route.queue_s < made.queue_s(holder, 10.0)
+
+
+def test_a_queue_is_what_was_sent_less_what_is_done() -> None:
+    made = router()
+    first = made.place(ask(*range(40)), [0], 0.0).ticket
+    second = made.place(ask(*range(100, 140)), [0], 0.0).ticket
+    assert made.queue_s(0, 0.0) == pytest.approx(first.miss_s + second.miss_s)
+    assert made.queue_s(0, 0.1) == pytest.approx(first.miss_s + second.miss_s - 0.1)
+    assert made.queue_s(0, 900.0) == pytest.approx(second.miss_s), "the first is overdue, no more"
+    made.began(first, 900.0)
+    made.began(second, 901.0)
+    assert made.queue_s(0, 901.0) == 0.0
+
+
+def test_speeds_and_the_bytes_of_a_token_are_learned_from_answers() -> None:
+    made, chance = router(), random.Random(1)
+    for number in range(200):
+        blocks = range(1_000 * number, 1_000 * number + chance.randrange(1, 60))
+        serve(made, ask(*blocks), 20.0 * number)
+    learned = made.service("m")
+    assert learned is not None
+    assert learned.prefill_s(4_000) == pytest.approx(4.0, rel=0.1)
+    errors = made.errors("m")
+    assert errors is not None
+    assert errors.p50 < 0.1
+    assert made.service("another") is None
+
+
+def test_what_the_engine_had_corrects_what_was_hoped() -> None:
+    made = router()
+    holder = serve(made, ask(*range(20)), 0.0).worker
+    for now in (10.0, 20.0):  # it was restarted in between, and says so by its counts
+        ticket = made.place(ask(*range(20), 77), FLEET, now).ticket
+        assert ticket.worker == holder
+        made.ended(ticket, Usage(21 * 128, 8, 0, tells_cached=True), now + 3.0)
+    assert made.index.overlaps(range(20)) == {}
+
+
+def test_an_engine_that_tells_no_counts_is_believed_to_hold_what_was_sent() -> None:
+    made = router()
+    holder = serve(made, ask(*range(20)), 0.0).worker
+    for now in range(1, 5):
+        ticket = made.place(ask(*range(20), 77 + now), FLEET, 10.0 * now).ticket
+        made.ended(ticket, Usage(21 * 128, 8), 10.0 * now + 3.0)
+    assert made.index.overlaps(range(20)) == {holder: 20}
+
+
+def test_a_session_without_hashes_goes_back_to_its_worker() -> None:
+    made = router()
+    home = made.place(ask(session="s", prompt_bytes=40_000), FLEET, 0.0).ticket
+    made.ended(home, None, 1.0)
+    for now in range(1, 6):
+        other = made.place(ask(prompt_bytes=40_000), FLEET, 10.0 * now).ticket
+        made.ended(other, None, 10.0 * now + 1.0)
+        back = made.place(ask(session="s", prompt_bytes=40_000), FLEET, 10.0 * now + 5.0).ticket
+        made.ended(back, None, 10.0 * now + 6.0)
+        assert back.worker == home.worker
+
+
+def test_what_failed_before_its_first_byte_left_nothing_and_holds_up_nobody() -> None:
+    made = router()
+    ticket = made.place(ask(*range(20)), [2], 0.0).ticket
+    made.failed(ticket, 0.1)
+    assert made.index.overlaps(range(20)) == {}
+    assert made.queue_s(2, 0.1) == 0.0
+    late = made.place(ask(*range(20)), [2], 1.0).ticket
+    made.began(late, 2.0)
+    made.failed(late, 3.0)
+    assert made.index.overlaps(range(20)) == {2: 20}
+
+
+def test_a_worker_that_left_is_no_longer_anything() -> None:
+    made = router()
+    ticket = made.place(ask(*range(20)), [3], 0.0).ticket
+    made.left(3)
+    made.began(ticket, 1.0)
+    made.ended(ticket, Usage(2_560, 8, 0, tells_cached=True), 2.0)
+    assert made.index.overlaps(range(20)) == {}
+    assert made.queue_s(3, 2.0) == 0.0
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_rule_of_the_table_serves(policy: str) -> None:
+    made, chance = router(policy), random.Random(3)
+    under_way: list[Ticket] = []
+    for number in range(400):
+        now = 0.05 * number
+        begun = chance.randrange(6)
+        one = ask(*(hash((begun, place)) for place in range(8)), number, session=f"s{begun}")
+        under_way.append(made.place(one, FLEET, now).ticket)
+        if len(under_way) > 6:
+            ticket = under_way.pop(chance.randrange(6))
+            if chance.random() < 0.2:
+                made.failed(ticket, now)
+            else:
+                made.ended(ticket, Usage(1_152, 8, 512, tells_cached=True), now)
+    for ticket in under_way:
+        made.ended(ticket, None, 30.0)
+    assert all(made.queue_s(worker, 30.0) == 0.0 for worker in FLEET)

@@ -641,7 +641,8 @@ def drained(gateway: Gateway) -> dict[str, bool]:
 def test_a_drain_holds_in_all_workers_and_their_successors(tmp_path: Path) -> None:
     one, two, three = Fake(), Fake(), Fake()
     with running(one, two, three):
-        text = TWO + f'[engines.gpu]\nurls = ["{one.url}", "{two.url}"]\n'
+        in_turn = 'routing.name = "round_robin"\n'
+        text = TWO + f'[engines.gpu]\nurls = ["{one.url}", "{two.url}"]\n{in_turn}'
         gateway = Gateway(text, folder=tmp_path)
         with running(gateway):
             assert asked(gateway) == {"gpu.0", "gpu.1"}
@@ -655,7 +656,7 @@ def test_a_drain_holds_in_all_workers_and_their_successors(tmp_path: Path) -> No
             assert asked(gateway) == {"gpu.0"}
             # It is the server that is drained, whatever its name; new engine objects know it too.
             urls = f'["{two.url}", "{three.url}"]'
-            text = TWO + f"[engines.gpu]\nurls = {urls}\nconnect_s = 4\n"
+            text = TWO + f"[engines.gpu]\nurls = {urls}\nconnect_s = 4\n{in_turn}"
             settings_of(gateway, tmp_path, text, signal.SIGHUP)
             wait_for(lambda: log_has(gateway, "reloaded"))
             assert asked(gateway) == {"gpu.1"}

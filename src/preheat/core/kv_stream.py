@@ -27,6 +27,7 @@ class KvStream:
         self.can_replay = can_replay
         self.wanted: int | None = None
         """From where on a replay is wanted now."""
+        self.gaps = 0
         self.repeats = 0
         self.late = 0
         self._next: int | None = None
@@ -47,6 +48,7 @@ class KvStream:
             return self._held_back(number, batch)
         if self._next is None:
             return self._first(number, batch)
+        self.gaps += number > self._next
         if (number > self._next or self._is_unsure) and self.can_replay:
             self._early = {number: batch}
             self._want(self._next - 1)

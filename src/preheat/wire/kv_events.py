@@ -144,7 +144,7 @@ def _stored(said: _Stored) -> Stored:
         block_tokens=said.block_size,
         medium=said.medium or GPU,
         lora_name=lora_name,
-        extra_keys=[_extras(one) for one in said.extra_keys or ()],
+        extra_keys=tuple(_extras(one) for one in said.extra_keys or ()),
         group=said.group_idx,
         kind=said.kv_cache_spec_kind or "",
     )

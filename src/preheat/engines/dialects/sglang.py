@@ -85,7 +85,7 @@ class SgLang(OpenAi):
         return Capacity(tokens=tokens, block_tokens=block_tokens)
 
     def tokenise(self, prompt: Prompt, *, opens_answer: bool = True) -> Call | None:
-        """Messages only in versions since summer 2026, and always with the answer's beginning."""
+        """Messages in newer versions only, and always with the answer's beginning."""
         if prompt.ids is not None:
             return None
         return post(

@@ -125,8 +125,8 @@ class Vllm(OpenAi):
         return [post("/reset_prefix_cache")]
 
     def read_reset(self, status: int, body: bytes) -> Done:
-        """It says 200 also where blocks are in use and nothing was dropped; until 0.20 or so it
-        said nothing else."""
+        """It says 200 also where blocks are in use and nothing was dropped; older versions say
+        nothing else."""
         if not 200 <= status < 300:
             return Done(ok=False, why=why(status, body))
         success = part(parsed(body), "success")

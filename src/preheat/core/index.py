@@ -5,6 +5,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from preheat.core.residency import Residency
+from preheat.core.told import Change, ToldResidency
+
+Known = Residency | ToldResidency
+"""What a worker holds: estimated, or told by its own events."""
 
 
 class Stay(msgspec.Struct, gc=False):
@@ -12,7 +16,7 @@ class Stay(msgspec.Struct, gc=False):
     blocks that were thought to be there; `is_in`: all of them are held now."""
 
     worker: int
-    residency: Residency
+    residency: Known
     blocks: Sequence[int]
     hoped: int
     is_in: bool
@@ -29,13 +33,13 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._held: dict[int, int] = {}
-        self._residencies: dict[int, Residency] = {}
+        self._residencies: dict[int, Known] = {}
 
     def __len__(self) -> int:
         """Blocks that anybody holds."""
         return len(self._held)
 
-    def residency(self, worker: int) -> Residency:
+    def residency(self, worker: int) -> Known:
         """What is known of a worker; one that wasn't heard of has nothing."""
         known = self._residencies.get(worker)
         if known is None:
@@ -69,10 +73,7 @@ class PrefixIndex:
         hoped = residency.holds(blocks)
         came, gone = residency.sent(blocks, now)
         self._unmark(worker, gone)
-        bit = 1 << worker
-        held = self._held
-        for block in came:
-            held[block] = held.get(block, 0) | bit
+        self._mark(worker, came)
         return Stay(worker, residency, blocks, hoped, hoped + len(came) == len(blocks))
 
     def ended(self, stay: Stay, now: float, found_blocks: float | None) -> None:
@@ -101,11 +102,27 @@ class PrefixIndex:
         """It says how much it holds."""
         self._unmark(worker, self.residency(worker).resized(capacity_blocks, now))
 
+    def hears(self, worker: int, residency: ToldResidency) -> None:
+        """It tells by events what it holds from now on; what it was thought to hold is forgotten."""
+        self.left(worker)
+        self._residencies[worker] = residency
+        self._mark(worker, residency)
+
+    def told(self, worker: int, change: Change) -> None:
+        """What its residency made of an event."""
+        self._unmark(worker, change.gone)
+        self._mark(worker, change.came)
+
     def left(self, worker: int) -> None:
         """It is no more; its number may be given to another."""
         known = self._residencies.pop(worker, None)
         if known is not None:
             self._unmark(worker, known)
+
+    def _mark(self, worker: int, blocks: Iterable[int]) -> None:
+        bit, held = 1 << worker, self._held
+        for block in blocks:
+            held[block] = held.get(block, 0) | bit
 
     def _unmark(self, worker: int, blocks: Iterable[int]) -> None:
         keep, held = ~(1 << worker), self._held

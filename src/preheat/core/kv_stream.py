@@ -107,11 +107,12 @@ class KvStream:
         return steps + self._drain()
 
     def broken(self) -> list[Step]:
-        """The connection is no more."""
+        """The connection is no more: who speaks next may be another, so what waits is let go."""
+        self._early.clear()
+        self._again = self.wanted is not None
         if self._next is None or self._is_unsure:
             return []
         self._is_unsure = True
-        self._again = self.wanted is not None
         return [Unsure()]
 
     def mended(self) -> None:

@@ -293,3 +293,20 @@ def test_the_page_on_levers_offers_what_the_dialect_has(name: str) -> None:
     assert (dialect.priority_lower_first is not None) == ("priority" in order)
     if dialect.priority_lower_first is not None:
         assert ("lower first" if dialect.priority_lower_first else "higher first") in order
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "tgi", "llamacpp"])
+def test_the_page_on_levers_loads_what_adapters_the_dialect_loads(name: str) -> None:
+    lines = (DOCS / "levers.md").read_text(encoding="utf-8").splitlines()
+    engine = LEVERS[name]
+    row = next(one for one in lines if one.startswith(f"| LoRA adapter | {engine}")).split(" | ")
+    observe, evict, warm = row[2], row[3], row[8]
+    dialect = DIALECTS[name]
+    load, unload, listed = (
+        dialect.load_adapter("a", "b"),
+        dialect.unload_adapter("a"),
+        dialect.adapters(),
+    )
+    assert _path(load) in warm if load is not None else "at start only" in warm
+    assert unload is None or _path(unload) in evict
+    assert _path(listed) in observe

@@ -326,6 +326,23 @@ def test_anthropic_takes_four_breakpoints_and_no_fifth() -> None:
     assert body["messages"][-1] == USER
 
 
+def test_anthropic_refuses_an_hour_behind_five_minutes() -> None:
+    short = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
+    marked = [{"role": "system", "content": [short]}, USER]
+    body = asked(ANTHROPIC.warm(Prompt(messages=marked, keep_s=3_600.0)))[1]
+    assert body["messages"][-1]["content"][0]["cache_control"]["ttl"] == "5m"
+
+
+def test_the_key_goes_where_each_looks_for_it() -> None:
+    assert dict(VLLM.headers("k")) == {
+        b"content-type": b"application/json",
+        b"authorization": b"Bearer k",
+    }
+    assert dict(ANTHROPIC.headers("k"))[b"x-api-key"] == b"k"
+    assert b"anthropic-version" in dict(ANTHROPIC.headers(""))
+    assert b"authorization" not in dict(OPENAI.headers(""))
+
+
 def test_chunks_end_with_the_whole() -> None:
     parts = list(chunks(Prompt(ids=list(range(10)), slot=1, salt="s"), 4))
     assert [len(part.ids or ()) for part in parts] == [4, 8, 10]

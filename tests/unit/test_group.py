@@ -13,6 +13,8 @@ import pytest
 from certificate import make_certificate
 from peer import Peer
 from preheat.core.breaker import Breaker
+from preheat.core.routing import POLICIES
+from preheat.core.types import Usage
 from preheat.engines.group import Rules
 from preheat.engines.openai import OpenAi
 from preheat.engines.worker import OnEvent, WorkerState
@@ -171,7 +173,8 @@ async def test_a_share_of_nothing_asks_no_refused_request_elsewhere() -> None:
 async def test_no_request_fails_while_one_of_two_is_dead() -> None:
     async with Peer() as good:
         gone = await dead()
-        async with group_of(gone, good) as engine:
+        patient = Timeouts(connect_s=1.0, first_byte_s=5.0, idle_s=5.0, queue_s=5.0)
+        async with group_of(gone, good, timeouts=patient) as engine:
             answers = await asyncio.gather(*(ask(engine) for _ in range(200)))
             assert {one.status for one in answers} == {200}
             assert states(engine) == ["down", "well"]
@@ -545,3 +548,67 @@ async def test_a_closed_group_leaves_no_task() -> None:
         await ask(engine)
         await engine.aclose()
         assert asyncio.all_tasks() - {asyncio.current_task()} == good._tasks
+
+
+async def test_with_a_rule_the_same_beginning_goes_to_the_same_server_and_says_why() -> None:
+    async with Peer() as one, Peer() as two, Peer() as three:
+        engine = OpenAi(
+            "many", [one.url, two.url, three.url], routing=POLICIES["preheat"](), timeouts=SHORT
+        )
+        body = b'{"model":"m","prompt":"%b"}'
+        try:
+            chosen = []
+            for ending in (b"a", b"b", b"c", b"d"):
+                response = await engine.send(
+                    b"POST", b"/completions", [], body % (b"x" * 40_000 + ending), tenant="t"
+                )
+                await response.read(65_536)
+                placement = response.placement
+                assert placement is not None
+                placement.ended(Usage(10_000, 1))
+                response.close()
+                chosen.append((response.worker, placement.reason))
+            elsewhere = await engine.send(
+                b"POST", b"/completions", [], body % (b"y" * 40_000), tenant="t"
+            )
+            elsewhere.close()
+        finally:
+            await engine.aclose()
+    assert len({worker for worker, _ in chosen}) == 1
+    assert chosen[0][1].startswith(b"overlap=0, best=0, input=10000")
+    assert 9_900 < int(chosen[1][1].partition(b"overlap=")[2].partition(b",")[0]) < 10_000
+    assert elsewhere.worker != chosen[0][0]
+
+
+async def test_a_server_that_broke_down_is_thought_empty_when_it_is_back() -> None:
+    body = b'{"model":"m","prompt":"%b"}' % (b"x" * 40_000)
+    async with Peer() as one, Peer() as two:
+        engine = OpenAi(
+            "many",
+            [one.url, two.url],
+            routing=POLICIES["preheat"](),
+            timeouts=SHORT,
+            breaker=Breaker(1, 60.0),
+            rules=Rules(health_s=0.05),
+        )
+
+        async def reason() -> tuple[str, bytes]:
+            response = await engine.send(b"POST", b"/completions", [], body)
+            await response.read(65_536)
+            assert response.placement is not None
+            response.placement.ended(None)
+            response.close()
+            return response.worker, response.placement.reason
+
+        try:
+            home, _ = await reason()
+            assert (await reason())[1].startswith(b"overlap=9984")
+            peer = (one, two)[int(home[-1])]
+            peer.mode = "reset"
+            with pytest.raises(EngineError):
+                await reason()
+            peer.mode = "fine"
+            await until(lambda: states(engine) == ["well", "well"])
+            assert (await reason())[1].startswith(b"overlap=0, best=0")
+        finally:
+            await engine.aclose()

@@ -14,6 +14,13 @@ class Placement:
 
     def __init__(self, router: Router, route: Route) -> None:
         self.route = route
+        self.reason = b"overlap=%d, best=%d, input=%d, queue=%.3f, least=%.3f" % (
+            route.overlap_tokens,
+            route.best_overlap_tokens,
+            route.input_tokens,
+            route.queue_s,
+            route.least_queue_s,
+        )
         self._router = router
         self._is_over = False
 

@@ -615,4 +615,5 @@ class Flight:
         if not listener.is_leader:
             return heads.joined(listener.request.id, worker)
         cached = self.usage.cached_tokens if self.usage else None
-        return heads.forwarded(listener.cache_status, listener.request.id, worker, cached)
+        route = self._placement.reason if self._placement is not None else b""
+        return heads.forwarded(listener.cache_status, listener.request.id, worker, cached, route)

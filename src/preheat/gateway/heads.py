@@ -79,13 +79,20 @@ def whole_hit(
 
 
 def forwarded(
-    status_text: str, request_id: RequestId, worker: str, cached_tokens: int | None
+    status_text: str,
+    request_id: RequestId,
+    worker: str,
+    cached_tokens: int | None,
+    route: bytes = b"",
 ) -> bytes:
-    """Our lines of an answer that an engine gave; `status_text` is what Cache-Status says."""
+    """Our lines of an answer that an engine gave; `status_text` is what Cache-Status says, `route` why
+    it was asked of that worker."""
+    routed = b"X-Preheat-Route: %b\r\n" % route if route else b""
     cached = b"" if cached_tokens is None else b"X-Preheat-Cached-Tokens: %d\r\n" % cached_tokens
     return (
         b"Cache-Status: preheat; %b\r\nX-Preheat-Layer: forward\r\nX-Preheat-Worker: %b\r\n"
-        b"X-Preheat-Request: %b\r\n%b" % (status_text.encode(), worker.encode(), request_id, cached)
+        b"X-Preheat-Request: %b\r\n%b%b"
+        % (status_text.encode(), worker.encode(), request_id, cached, routed)
     )
 
 

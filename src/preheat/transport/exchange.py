@@ -45,7 +45,10 @@ class Slots(Protocol):
 
 
 class Placed(Protocol):
-    """Whoever chose a worker for a request, and learns from what comes of it."""
+    """Whoever chose a worker for a request, and learns from what comes of it. `reason` is why that
+    one, as a header's value."""
+
+    reason: bytes
 
     def began(self) -> None:
         """The answer's first event is there."""

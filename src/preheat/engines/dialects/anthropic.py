@@ -15,6 +15,7 @@ from preheat.engines.dialects.readings import Tokens, count, objects, parsed, pa
 
 MOST_BREAKPOINTS: Final = 4
 _SHORT_S: Final = 300.0
+_VERSION: Final = b"2023-06-01"
 _SYSTEM: Final = frozenset({"system", "developer"})
 _TURN: Final = {"role": "user", "content": "."}  # a message there must be, and it isn't kept
 
@@ -25,6 +26,11 @@ class Anthropic(OpenAi):
     name = "anthropic"
     block_tokens = 1
     least_tokens = 1_024
+
+    def headers(self, api_key: str) -> list[tuple[bytes, bytes]]:
+        """The key has a header of its own, and the API's version another."""
+        named = [(b"x-api-key", api_key.encode())] if api_key else []
+        return [(b"content-type", b"application/json"), (b"anthropic-version", _VERSION), *named]
 
     def tokenise(self, prompt: Prompt, *, opens_answer: bool = True) -> Call | None:
         """It only counts; the answer's beginning is always among them."""
@@ -51,8 +57,11 @@ class Anthropic(OpenAi):
         if prompt.messages is None:
             return None
         system, messages = _split(prompt.messages)
-        if _breakpoints(system, messages, prompt.tools) < MOST_BREAKPOINTS:
-            _mark(system, messages, "1h" if prompt.keep_s > _SHORT_S else "5m")
+        others = _breakpoints(system, messages, prompt.tools)
+        if others < MOST_BREAKPOINTS:
+            # One of an hour may not stand behind one of five minutes.
+            is_long = prompt.keep_s > _SHORT_S and others == 0
+            _mark(system, messages, "1h" if is_long else "5m")
         if not messages or messages[-1].get("role") != "user":
             messages.append(_TURN)
         return post(

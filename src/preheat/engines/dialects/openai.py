@@ -35,6 +35,11 @@ class OpenAi:
     block_tokens: int = 128
     least_tokens: int = 1_024
 
+    def headers(self, api_key: str) -> list[tuple[bytes, bytes]]:
+        """What each of these questions is sent with; vLLM refuses a body without its type."""
+        named = [(b"authorization", b"Bearer " + api_key.encode())] if api_key else []
+        return [(b"content-type", b"application/json"), *named]
+
     def health(self) -> Call:
         """Whether it is up: a status of 200 says so, no body does."""
         return get("/v1/models")

@@ -155,6 +155,18 @@ def ids_of(value: Any) -> list[int] | None:
     return value
 
 
+def adapters_among_models(body: bytes) -> list[Adapter] | None:
+    """Adapters are listed as models with a `parent`."""
+    models = part(parsed(body), "data")
+    if not isinstance(models, list):
+        return None
+    return [
+        Adapter(one["id"], root if isinstance(root := one.get("root"), str) else "")
+        for one in objects(models)
+        if isinstance(one.get("id"), str) and one.get("parent")
+    ]
+
+
 def why(status: int, body: bytes) -> str:
     """What a refusal says, in one short line: OpenAI's form, FastAPI's, SGLang's, TGI's or text."""
     value = parsed(body)

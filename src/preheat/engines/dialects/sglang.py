@@ -17,6 +17,7 @@ from preheat.engines.dialects.readings import (
     Done,
     Load,
     Tokens,
+    adapters_among_models,
     count,
     ids_of,
     objects,
@@ -27,7 +28,6 @@ from preheat.engines.dialects.readings import (
     why,
 )
 from preheat.engines.dialects.samples import Page
-from preheat.engines.dialects.vllm import adapters_among_models
 
 _RUNNING: Final = "sglang:num_running_reqs"
 _WAITING: Final = "sglang:num_queue_reqs"

@@ -16,9 +16,9 @@ from preheat.engines.dialects.readings import (
     Done,
     Load,
     Tokens,
+    adapters_among_models,
     count,
     ids_of,
-    objects,
     parsed,
     part,
     plus,
@@ -133,18 +133,6 @@ class Vllm(OpenAi):
         if not isinstance(success, bool):
             return Done(ok=None, why="it doesn't say whether its cache is empty")
         return Done(ok=success, why="" if success else "blocks are in use: nothing was dropped")
-
-
-def adapters_among_models(body: bytes) -> list[Adapter] | None:
-    """Adapters are listed as models with a `parent`."""
-    models = part(parsed(body), "data")
-    if not isinstance(models, list):
-        return None
-    return [
-        Adapter(one["id"], root if isinstance(root := one.get("root"), str) else "")
-        for one in objects(models)
-        if isinstance(one.get("id"), str) and one.get("parent")
-    ]
 
 
 def _tokens_of(config: Sample) -> int | None:

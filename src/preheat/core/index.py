@@ -17,6 +17,7 @@ class Stay(msgspec.Struct, gc=False):
 
     worker: int
     residency: Known
+    life: int
     blocks: Sequence[int]
     hoped: int
     is_in: bool
@@ -74,7 +75,9 @@ class PrefixIndex:
         came, gone = residency.sent(blocks, now)
         self._unmark(worker, gone)
         self._mark(worker, came)
-        return Stay(worker, residency, blocks, hoped, hoped + len(came) == len(blocks))
+        return Stay(
+            worker, residency, residency.life, blocks, hoped, hoped + len(came) == len(blocks)
+        )
 
     def ended(self, stay: Stay, now: float, found_blocks: float | None) -> None:
         """It was answered; `found_blocks` of its prompt the engine had, by its own count, if it has
@@ -82,7 +85,7 @@ class PrefixIndex:
         residency = stay.residency
         if self._residencies.get(stay.worker) is not residency:
             return  # the worker is no more
-        if stay.is_in:
+        if stay.is_in and stay.life == residency.life:
             residency.ended(stay.blocks, now)
         if found_blocks is not None:
             gone = residency.found(stay.hoped, found_blocks, len(stay.blocks), now)
@@ -91,7 +94,8 @@ class PrefixIndex:
     def failed(self, stay: Stay, now: float) -> None:
         """It ended before its prompt was computed."""
         residency = stay.residency
-        if stay.is_in and self._residencies.get(stay.worker) is residency:
+        is_same = self._residencies.get(stay.worker) is residency and stay.life == residency.life
+        if stay.is_in and is_same:
             self._unmark(stay.worker, residency.failed(stay.blocks, stay.hoped, now))
 
     def cleared(self, worker: int) -> None:

@@ -39,6 +39,8 @@ class Residency:
 
     def __init__(self, capacity_blocks: int | None = None) -> None:
         self.trust: Trust = "estimated"
+        self.life = 0
+        """How often it was cleared: who was sent there before holds nothing any more."""
         self._said_blocks = capacity_blocks
         size = USUAL_BLOCKS if capacity_blocks is None else capacity_blocks
         self._store = PrefixStore(min(size, _MOST_BLOCKS), LeafLru())
@@ -112,11 +114,12 @@ class Residency:
         return self._lies < _LIES
 
     def cleared(self) -> list[int]:
-        """It was restarted or reset: nothing is there but what runs. Returns what is gone."""
-        before = set(self._store)
-        self._store.flush()
+        """It was restarted or reset: another life begins with nothing. Returns what is gone."""
+        before = list(self._store)
+        self._store = PrefixStore(self.capacity_blocks, LeafLru())
         self._empty_handed = 0
-        return list(before.difference(self._store))
+        self.life += 1
+        return before
 
     def resized(self, capacity_blocks: int, now: float) -> list[int]:
         """It says how much it holds. Returns what doesn't fit any more."""

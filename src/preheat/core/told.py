@@ -52,6 +52,7 @@ class ToldResidency:
         most_blocks: int = _MOST_BLOCKS,
     ) -> None:
         self.capacity_blocks = most_blocks
+        self.life = 0  # what a restart takes, its events take: nobody's hold is void before
         self._map = KvMap(block_tokens=block_tokens, root=root, most_blocks=most_blocks)
         self._hopes = Hopes(most_blocks)
         self._dashed: set[int] = set()  # hopes that ended, until that is reported

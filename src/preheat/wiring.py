@@ -23,7 +23,7 @@ from preheat.core.ledger import Ledger, Price
 from preheat.core.stats import Counters
 from preheat.engines import ENGINES, Engine
 from preheat.engines.child import Address, settings_of, sha256_of
-from preheat.engines.group import Rules
+from preheat.engines.group import Care, Rules
 from preheat.errors import ConfigError
 from preheat.stores import STORES, Store
 from preheat.stores.secret import secret_at
@@ -239,6 +239,7 @@ def engine(
         breaker=Breaker(settings.breaker_failures, settings.breaker_open_s),
         rules=rules(settings),
         routing=build(f"engines.{name}.routing", settings.routing, routing.POLICIES),
+        care=Care(settings.dialect, api_key, settings.poll_s) if settings.poll_s else None,
         inject_usage=settings.inject_usage,
         on_event=on_event,
     )

@@ -49,7 +49,7 @@ def log_lines(gateway: Gateway) -> list[dict[str, str]]:
 
 def settings(*urls: str, more: str = "") -> str:
     return (
-        f'[engines.pair]\nurls = {json.dumps(urls)}\nrouting.name = "round_robin"\nconnect_s = 1.0\nfirst_byte_s = 0.4\n'
+        f'[engines.pair]\nurls = {json.dumps(urls)}\nrouting.name = "round_robin"\npoll_s = 0\nconnect_s = 1.0\nfirst_byte_s = 0.4\n'
         f"idle_s = 0.4\nhealth_s = 0.1\n{more}"
     )
 

@@ -209,6 +209,17 @@ class EngineSettings(Section, frozen=True):
             description='Which of `urls` gets a request: "preheat" weighs each one\'s queue, the part of the prompt that it holds, and what computing the rest does to others; "least_loaded", "round_robin" and more stand beside it.'
         ),
     ] = Choice(name="preheat")
+    dialect: Annotated[
+        Literal["auto", "openai", "anthropic", "vllm", "sglang", "tgi", "llamacpp"],
+        Meta(description='What kind of server the `urls` are; "auto": each is asked.'),
+    ] = "auto"
+    poll_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="How often each of several `urls` is asked how busy it is (llama.cpp: 5 or more, as it answers between two batches); 0: never, nor what it is.",
+        ),
+    ] = 5.0
     identity: Annotated[
         str,
         Meta(

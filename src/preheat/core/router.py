@@ -78,15 +78,19 @@ class _Lane:
         self.waiting: dict[int, Ticket] = {}  # no first byte yet, oldest first
         self.waiting_s = 0.0
         self.head_at = 0.0  # when the first of them came to be computed
-        self.reported_s = 0.0  # what others have sent there, by the worker's own metrics
+        self.reported_s = 0.0  # what others have sent there, by the worker's own word
+        self.reported_at = 0.0  # when it said so; it is being done since
 
     def queue_s(self, now: float) -> float:
         """Seconds of prefill before one that comes now."""
+        others_s = 0.0
+        if self.reported_s:
+            others_s = max(0.0, self.reported_s - (now - self.reported_at))
         if not self.waiting:
-            return self.reported_s
+            return others_s
         head = next(iter(self.waiting.values()))
         done_s = min(head.miss_s, max(0.0, now - self.head_at))
-        return max(0.0, self.waiting_s - done_s) + self.reported_s
+        return max(0.0, self.waiting_s - done_s) + others_s
 
     def add(self, ticket: Ticket, now: float) -> None:
         if not self.waiting:
@@ -120,6 +124,8 @@ class Router:
         self._sessions: Memo[str, tuple[int, int]] = Memo(_SESSIONS)
         self._lanes: dict[int, _Lane] = {}
         self._numbers = 0
+        self._miss_s = 0.0
+        self._block_tokens = 512 / _TOKEN_BYTES
 
     def place(self, ask: Ask, allowed: Sequence[int], now: float) -> Route:
         """Of these workers (at least one), the one that gets it; it counts as sent there."""
@@ -134,7 +140,7 @@ class Router:
         candidates: list[Candidate] = []
         least_queue_s = float("inf")
         for number in allowed:
-            lane = self._lanes.get(number) or self._join(number)
+            lane = self._lane(number)
             one = lane.candidate
             one.queue_s = queue_s = lane.queue_s(now)
             one.in_flight, one.waiting = len(lane.tickets), len(lane.waiting)
@@ -203,6 +209,22 @@ class Router:
         lane = self._lanes.get(worker)
         return 0.0 if lane is None else lane.queue_s(now)
 
+    def speaks(self, worker: int, shares_running: bool | None) -> None:  # noqa: FBT001  it may be unknown
+        """Whether requests under way share their prefix with others there; None: nobody knows."""
+        self._lane(worker).shares_running = shares_running is not False
+
+    def holds_tokens(self, worker: int, tokens: int, now: float) -> None:
+        """What its KV cache holds, by its own word."""
+        self.index.resized(worker, max(1, int(tokens / self._block_tokens)), now)
+
+    def reported(self, worker: int, waiting: int, now: float) -> None:
+        """How many wait there in all, by its own word: who sent the others is unknown, each is
+        thought to take what ours took lately."""
+        lane = self._lane(worker)
+        others = max(0, waiting - len(lane.waiting))
+        lane.reported_s = others * self._miss_s
+        lane.reported_at = now
+
     def cleared(self, worker: int) -> None:
         """Its cache is empty: it was restarted, or reset."""
         self.index.cleared(worker)
@@ -212,8 +234,10 @@ class Router:
         self.index.left(worker)
         self._lanes.pop(worker, None)
 
-    def _join(self, number: int) -> _Lane:
-        lane = self._lanes[number] = _Lane(number)
+    def _lane(self, number: int) -> _Lane:
+        lane = self._lanes.get(number)
+        if lane is None:
+            lane = self._lanes[number] = _Lane(number)
         return lane
 
     def _sent(self, ask: Ask, placing: Placing, chosen: Candidate, now: float) -> Ticket:
@@ -232,6 +256,7 @@ class Router:
             now,
         )
         self._lanes[chosen.number].add(ticket, now)
+        self._miss_s += _WEIGHT * (chosen.miss_s - self._miss_s)
         if ask.session:
             self._sessions.put(ask.session, (chosen.number, placing.input_tokens))
         return ticket

@@ -12,6 +12,7 @@ import msgspec
 from preheat.core.blocks import BLOCK_BYTES, prefix_of
 from preheat.core.breaker import Breaker, RetryBudget
 from preheat.core.router import Ask, Router
+from preheat.engines.attendant import Attendant
 from preheat.engines.placement import Placement
 from preheat.engines.worker import (
     REFUSALS,
@@ -46,6 +47,15 @@ class Rules(msgspec.Struct, frozen=True):
     health_s: float = 2.0
 
 
+class Care(msgspec.Struct, frozen=True):
+    """How each server of a group is looked after: the dialect that it speaks ("auto": it is asked),
+    the key that opens it, and how often it is asked how busy it is."""
+
+    dialect: str = "auto"
+    api_key: str = ""
+    poll_s: float = 5.0
+
+
 class Group:
     """Asks one of those that are well: whom the router names, or the least loaded without one. And another where that is safe: before the
     first byte, when nothing could be asked or the answer was 429; and at 502 to 504, where it may
@@ -60,11 +70,14 @@ class Group:
         breaker: Breaker,
         rules: Rules,
         router: Router | None = None,
+        care: Care | None = None,
         probe_headers: Headers = (),
         on_event: OnEvent | None = None,
     ) -> None:
         self._name = name
         self._router = router
+        self._care = care
+        self._attendants: dict[Worker, tuple[Attendant, asyncio.Task[None]]] = {}
         self._connect = connect
         self._breaker = breaker
         self._probe_headers = probe_headers
@@ -128,6 +141,20 @@ class Group:
             raise outcome
         return outcome
 
+    def start(self) -> None:
+        """Look after those that there are to choose from, from now on."""
+        router, care = self._router, self._care
+        chosen = self._workers if router is not None and len(self._workers) > 1 else []
+        for worker in [one for one in self._attendants if one not in chosen]:
+            self._attendants.pop(worker)[1].cancel()
+        for worker in chosen:
+            if care is None or router is None or worker in self._attendants:
+                continue
+            attendant = Attendant(
+                worker, router, care.dialect, care.api_key, care.poll_s, self._on_event
+            )
+            self._attendants[worker] = attendant, self._own(attendant.run())
+
     @property
     def is_ready(self) -> bool:
         """Whether any may be asked."""
@@ -163,6 +190,8 @@ class Group:
             if self._router is not None:
                 self._router.left(one.number)
             self._own(self._leave(one))
+        if self._attendants:
+            self.start()
         if rules.health_path != self._rules.health_path:
             for one in arranged:
                 one.knows_health = True

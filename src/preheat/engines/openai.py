@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from preheat.core.breaker import Breaker
 from preheat.core.router import Router
 from preheat.core.routing import RoutingPolicy
-from preheat.engines.group import Group, Rules
+from preheat.engines.group import Care, Group, Rules
 from preheat.engines.worker import HttpClient, OnEvent, WorkerState
 from preheat.errors import ConfigError
 from preheat.transport.client import Client, Response, Timeouts
@@ -29,6 +29,7 @@ class OpenAi:
         breaker: Breaker | None = None,
         rules: Rules | None = None,
         routing: RoutingPolicy | None = None,
+        care: Care | None = None,
         inject_usage: bool = True,
         on_event: OnEvent | None = None,
     ) -> None:
@@ -48,13 +49,15 @@ class OpenAi:
             breaker=breaker or Breaker(),
             rules=rules or Rules(),
             router=None if routing is None else Router(routing),
+            care=care,
             probe_headers=self._key,
             on_event=on_event,
         )
         self._send = self._group.send
 
     async def start(self) -> None:
-        """Nothing to do: connections are opened when they are needed."""
+        """Of several servers, begin to look after each; connections are opened when they are needed."""
+        self._group.start()
 
     def send(
         self,

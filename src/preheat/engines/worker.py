@@ -90,6 +90,7 @@ class Worker:
         self.last_error_kind = ""
         # A bare address means the usual place.
         self._base = urlsplit(url).path.rstrip("/").encode() or b"/v1"
+        self.root = self._base.removesuffix(b"/v1")
         self._on_down = on_down
         self._on_event = on_event
 

@@ -1,0 +1,142 @@
+"""Looks after one of several equal servers: what it is, what it holds, how busy it is."""
+
+import asyncio
+import time
+from typing import Final
+
+import msgspec
+
+from preheat.core.router import Router
+from preheat.engines.dialects import DIALECTS, Dialect
+from preheat.engines.dialects.calls import Call
+from preheat.engines.dialects.detection import PROBES, detect
+from preheat.engines.dialects.readings import MOST_BYTES, Capacity, Load
+from preheat.engines.worker import OnEvent, Worker
+from preheat.errors import EngineError
+
+_WITHIN_S: Final = 5.0
+_AGAIN_S: Final = 5.0
+_LATEST_AGAIN_S: Final = 60.0
+"""How long after a failure it is asked again: twice as long each time, up to this."""
+_CAPACITY_S: Final = 300.0
+
+
+class Attended(msgspec.Struct, frozen=True):
+    """What is known of a server. Empty and None: not yet, or it doesn't say."""
+
+    dialect: str = ""
+    capacity: Capacity | None = None
+    load: Load | None = None
+
+
+class Attendant:
+    """Asks a server who it is, until it says; then how large its cache is, and every `poll_s`
+    seconds how busy it is. Tells the router. It never asks one that is down or draining.
+
+    A count of prompt tokens that has become smaller means that the server was started again.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        router: Router,
+        dialect: str,
+        api_key: str,
+        poll_s: float,
+        on_event: OnEvent,
+    ) -> None:
+        self.known = Attended()
+        self._worker = worker
+        self._router = router
+        self._api_key = api_key
+        self._dialect = None if dialect == "auto" else DIALECTS[dialect]
+        self._poll_s = poll_s
+        self._on_event = on_event
+        self._measured_at = float("-inf")
+        self._prompt_tokens = 0
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        wait_s = _AGAIN_S
+        while True:
+            try:
+                if self._is_up():
+                    await self._look()
+                    wait_s = self._poll_s
+            except (EngineError, TimeoutError):  # the requests say that it is down, not we
+                wait_s = min(_LATEST_AGAIN_S, 2.0 * wait_s)
+            await asyncio.sleep(wait_s)
+
+    def _is_up(self) -> bool:
+        return self._worker.breaker.is_closed and not self._worker.is_draining
+
+    async def _look(self) -> None:
+        dialect = await self._identified()
+        now = time.monotonic()
+        if now - self._measured_at >= _CAPACITY_S:
+            self._measured_at = now
+            await self._measure(dialect)
+        await self._read_load(dialect)
+
+    async def _identified(self) -> Dialect:
+        if self._dialect is None:
+            bodies: dict[bytes, bytes] = {}
+            for probe in PROBES:
+                status, body = await self._ask(probe, DIALECTS["openai"])
+                if status == 200:
+                    bodies[probe.path] = body
+                if detect(bodies) != "openai":
+                    break
+            self._dialect = DIALECTS[detect(bodies)]
+        if not self.known.dialect:
+            self.known = Attended(self._dialect.name)
+            self._router.speaks(self._worker.number, self._dialect.shares_running)
+            self._on_event(
+                "upstream-known", {"worker": self._worker.name, "dialect": self._dialect.name}
+            )
+        return self._dialect
+
+    async def _measure(self, dialect: Dialect) -> None:
+        call = dialect.capacity()
+        if call is None:
+            return
+        status, body = await self._ask(call, dialect)
+        capacity = dialect.read_capacity(body) if status == 200 else None
+        if capacity is not None:
+            self._tell_capacity(capacity)
+
+    def _tell_capacity(self, capacity: Capacity) -> None:
+        self.known = msgspec.structs.replace(self.known, capacity=capacity)
+        if capacity.tokens is not None:
+            self._router.holds_tokens(self._worker.number, capacity.tokens, time.monotonic())
+
+    async def _read_load(self, dialect: Dialect) -> None:
+        call = dialect.load()
+        if call is None:
+            return
+        status, body = await self._ask(call, dialect)
+        load = dialect.read_load(body) if status == 200 else None
+        if load is None:
+            return
+        self.known = msgspec.structs.replace(self.known, load=load)
+        now = time.monotonic()
+        if load.prompt_tokens_total is not None:
+            if load.prompt_tokens_total < self._prompt_tokens:
+                self._router.cleared(self._worker.number)
+                self._measured_at = float("-inf")
+                self._on_event("upstream-restarted", {"worker": self._worker.name})
+            self._prompt_tokens = load.prompt_tokens_total
+        self._router.reported(self._worker.number, load.waiting or 0, now)
+
+    async def _ask(self, call: Call, dialect: Dialect) -> tuple[int, bytes]:
+        headers = dialect.headers(self._api_key)
+        if call.body:
+            headers = [*headers, (b"content-type", b"application/json")]
+        async with asyncio.timeout(_WITHIN_S):
+            response = await self._worker.client.request(
+                call.method, self._worker.root + call.path, headers, call.body
+            )
+            try:
+                return response.status, await response.read(MOST_BYTES)
+            finally:
+                response.close()

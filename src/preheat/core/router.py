@@ -16,6 +16,7 @@ _SESSIONS: Final = 65_536
 _MODELS: Final = 4_096
 _TOKEN_BYTES: Final = 4.0
 """Of English, until a model's own answers have told."""
+_UNKNOWN: Final = ServiceModel()
 _WEIGHT: Final = 0.05
 _HALF: Final = 0.5
 """How much of a session's last prompt is thought to be its next one's, where no hash can tell."""
@@ -81,6 +82,11 @@ class _Lane:
         self.reported_s = 0.0  # what others have sent there, by the worker's own word
         self.reported_at = 0.0  # when it said so; it is being done since
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything may wait there."""
+        return bool(self.waiting) or self.reported_s > 0.0
+
     def queue_s(self, now: float) -> float:
         """Seconds of prefill before one that comes now."""
         others_s = 0.0
@@ -129,26 +135,37 @@ class Router:
 
     def place(self, ask: Ask, allowed: Sequence[int], now: float) -> Route:
         """Of these workers (at least one), the one that gets it; it counts as sent there."""
+        chosen, placing, best_tokens, least_queue_s = self.choose(ask, allowed, now)
+        return Route(
+            self._sent(ask, placing, chosen, now),
+            placing.input_tokens,
+            chosen.overlap_tokens,
+            best_tokens,
+            chosen.queue_s,
+            least_queue_s,
+        )
+
+    def choose(
+        self, ask: Ask, allowed: Sequence[int], now: float
+    ) -> tuple[Candidate, Placing, int, float]:
+        """The rule's choice alone, with the prompt as it saw it, the most tokens of it that any of all
+        workers holds, and the seconds that wait at the least busy of these."""
         token_bytes = self._token_bytes[ask.model] or _TOKEN_BYTES
         tokens = max(1, round(ask.prompt_bytes / token_bytes))
         block_tokens = ask.block_bytes / token_bytes
-        service = self._service[ask.model] or ServiceModel()
+        service = self._service[ask.model] or _UNKNOWN
         placing = Placing(tokens, ask.blocks, max(1, round(block_tokens)), ask.session)
         overlaps = self.index.overlaps(ask.blocks) if ask.blocks else {}
         prior = None if ask.blocks or not ask.session else self._sessions[ask.session]
         cold_s = service.prefill_s(tokens)
         candidates: list[Candidate] = []
-        least_queue_s = float("inf")
         for number in allowed:
-            lane = self._lane(number)
+            lane = self._lanes.get(number) or self._lane(number)
             one = lane.candidate
-            one.queue_s = queue_s = lane.queue_s(now)
+            one.queue_s = lane.queue_s(now) if lane.is_busy else 0.0
             one.in_flight, one.waiting = len(lane.tickets), len(lane.waiting)
-            if queue_s < least_queue_s:  # noqa: PLR1730  min() costs as much as all the rest
-                least_queue_s = queue_s
-            here = overlaps.get(number, 0)
-            if here or prior is not None:
-                known = here * block_tokens
+            if number in overlaps or prior is not None:
+                known = overlaps.get(number, 0) * block_tokens
                 if prior is not None and prior[0] == number:
                     known = _HALF * prior[1]
                 one.overlap_tokens = min(int(known), tokens - 1)
@@ -157,16 +174,9 @@ class Router:
                 one.overlap_tokens, one.miss_s = 0, cold_s
             candidates.append(one)
         chosen = candidates[self._policy.choose(placing, candidates, now)]
-        ticket = self._sent(ask, placing, chosen, now)
         best = max(overlaps.values(), default=0) * block_tokens
-        return Route(
-            ticket,
-            tokens,
-            chosen.overlap_tokens,
-            min(int(best), tokens - 1),
-            chosen.queue_s,
-            least_queue_s,
-        )
+        least_queue_s = min(one.queue_s for one in candidates)
+        return chosen, placing, min(int(best), tokens - 1), least_queue_s
 
     def began(self, ticket: Ticket, now: float) -> None:
         """Its first byte has come."""

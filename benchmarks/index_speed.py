@@ -1,0 +1,110 @@
+"""CPU of one routing decision: hashing a prompt, what each worker holds of it, and the choice.
+
+A fleet of 8 and of 64 workers, whose index is full of what 50 families of prompts with 48 common and 16 own
+blocks left there. `decision` is hashing (64 blocks of 64 bytes, 16 token ids of 32 bits each), the walk
+along the index and the rule's choice; `body` the same for 32 KB of chat JSON as it comes from a
+client. `booking` comes beside it, when the request is on its way: what was sent is entered, and later
+what became of it. The best of all rounds counts for each, as noise only adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable
+
+from benchmarks.report import Progress, Result
+from preheat.core.blocks import BLOCK_BYTES, prefix_of
+from preheat.core.router import Ask, Router
+from preheat.core.routing import POLICIES
+from preheat.core.tokens import token_blocks
+from preheat.core.types import Usage
+
+FLEETS = (8, 64)
+FAMILIES, COMMON_BLOCKS, OWN_BLOCKS = 50, 48, 16
+BLOCK_TOKENS = 16
+BODY_BYTES = 32_768
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--calls", type=int, default=1_000, help="in a round")
+
+
+def tools() -> dict[str, list[str]]:
+    return {}
+
+
+def run(options: argparse.Namespace, progress: Progress) -> Result:
+    figures: dict[str, float] = {}
+    chance = random.Random(1)
+    for workers in FLEETS:
+        router, now = filled(workers, chance)
+        allowed = range(workers)
+        tokens = [chance.randrange(100_000) for _ in range(1_024)]
+        body = chat(chance)
+
+        def decide(
+            router: Router = router,
+            allowed: range = allowed,
+            tokens: list[int] = tokens,
+            now: float = now,
+        ) -> None:
+            blocks = token_blocks(tokens, BLOCK_TOKENS, 1)
+            router.choose(Ask("m", blocks, 64, 4_096), allowed, now)
+
+        def decide_body(
+            router: Router = router, allowed: range = allowed, body: bytes = body, now: float = now
+        ) -> None:
+            prefix = prefix_of(body, b"tenant")
+            ask = Ask(prefix.model, prefix.blocks, BLOCK_BYTES, prefix.prompt_bytes)
+            router.choose(ask, allowed, now)
+
+        def book(router: Router = router, allowed: range = allowed, now: float = now) -> None:
+            blocks = [chance.getrandbits(64) for _ in range(OWN_BLOCKS)]
+            ticket = router.place(Ask("m", blocks, 64, 4_096), allowed, now).ticket
+            router.ended(ticket, Usage(256, 8, 0, tells_cached=True), now + 1.0)
+
+        for name, call in (("decision", decide), ("body", decide_body), ("place_and_end", book)):
+            progress.say(f"{workers} workers: {name}")
+            figures[f"{name}_{workers}_us"] = best_us(call, options.rounds, options.calls)
+    text = chat(chance)
+    figures["hash_32_kb_us"] = best_us(
+        lambda: prefix_of(text, b"tenant"), options.rounds, options.calls
+    )
+    return Result(figures=figures, settings={"families": FAMILIES, "body_bytes": BODY_BYTES})
+
+
+def filled(workers: int, chance: random.Random) -> tuple[Router, float]:
+    """A router whose workers have served for a while, and the time then."""
+    router = Router(POLICIES["preheat"]())
+    families = [[chance.getrandbits(64) for _ in range(COMMON_BLOCKS)] for _ in range(FAMILIES)]
+    now = 0.0
+    for _ in range(20 * workers + 200):
+        now += 0.1
+        blocks = [*chance.choice(families), *(chance.getrandbits(64) for _ in range(OWN_BLOCKS))]
+        ticket = router.place(Ask("m", blocks, 512, 32_768), range(workers), now).ticket
+        if chance.random() < 0.8:
+            router.ended(ticket, Usage(8_192, 100, ticket.overlap_tokens, tells_cached=True), now)
+    return router, now
+
+
+def chat(chance: random.Random) -> bytes:
+    """A body of a chat: a long system prompt and a few turns."""
+    words = " ".join(str(chance.randrange(10_000)) for _ in range(BODY_BYTES // 5))
+    turns = [{"role": "system", "content": words[: BODY_BYTES - 2_000]}]
+    turns += [{"role": "user", "content": words[at : at + 400]} for at in range(0, 2_000, 500)]
+    return json.dumps({"model": "m", "messages": turns, "stream": True}).encode()
+
+
+def best_us(call: Callable[[], object], rounds: int, calls: int) -> float:
+    """Microseconds of CPU time a call, in the best round."""
+    best = float("inf")
+    for _ in range(rounds):
+        began = time.process_time()
+        for _ in range(calls):
+            call()
+        best = min(best, time.process_time() - began)
+    return 1e6 * best / calls

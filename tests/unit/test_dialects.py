@@ -132,7 +132,7 @@ def test_llamacpp_slots_and_capacity() -> None:
         ("sglang", bodies.SGLANG_GENERATED, Cached(700, 699)),
         ("sglang", bodies.OPENAI_CHAT, Cached(2_006, 1_920)),
         ("tgi", bodies.TGI_CHAT, Cached(40, None)),
-        ("llamacpp", bodies.LLAMACPP_COMPLETION, Cached(401, 400)),
+        ("llamacpp", bodies.LLAMACPP_COMPLETION, Cached(401, 400, slot=1)),
         ("llamacpp", bodies.LLAMACPP_MESSAGES, Cached(21, 20)),
         ("openai", bodies.OPENAI_CHAT, Cached(2_006, 1_920)),
         ("openai", bodies.OPENAI_RESPONSE, Cached(2_006, 1_920, 64)),

@@ -152,7 +152,7 @@ class LlamaCpp(OpenAi):
         cached = count(part(value, "timings", "cache_n"))
         fresh = count(part(value, "timings", "prompt_n"))
         if cached is not None and fresh is not None:
-            return Cached(cached + fresh, cached)
+            return Cached(cached + fresh, cached, slot=count(part(value, "id_slot")))
         return cached_in_usage(part(value, "usage"))
 
     def adapters(self) -> Call | None:

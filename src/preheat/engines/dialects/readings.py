@@ -50,11 +50,13 @@ class Cached(msgspec.Struct, frozen=True):
     """How much of a prompt an answer says was cached, and how much it says was newly written there.
 
     An engine may lie: `cached_tokens` can be more than `prompt_tokens`. Whoever trusts it judges.
+    `slot` is llama.cpp's, where the prompt lies now.
     """
 
     prompt_tokens: int
     cached_tokens: int | None
     written_tokens: int | None = None
+    slot: int | None = None
 
 
 class Adapter(msgspec.Struct, frozen=True):

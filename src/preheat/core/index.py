@@ -5,10 +5,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from preheat.core.residency import Residency
+from preheat.core.slots import SlotResidency
 from preheat.core.told import Change, ToldResidency
 
-Known = Residency | ToldResidency
-"""What a worker holds: estimated, or told by its own events."""
+Known = Residency | SlotResidency | ToldResidency
+"""What a worker holds: estimated in blocks or in slots, or told by its own events."""
 
 
 class Stay(msgspec.Struct, gc=False):
@@ -111,6 +112,14 @@ class PrefixIndex:
         self.left(worker)
         self._residencies[worker] = residency
         self._mark(worker, residency)
+
+    def has_slots(self, worker: int, slots: int, cache_blocks: int | None = None) -> None:
+        """It is a llama.cpp server with so many; what it was thought to hold is forgotten, unless that
+        is known already."""
+        known = self._residencies.get(worker)
+        if not isinstance(known, SlotResidency) or known.slots != slots:
+            self.left(worker)
+            self._residencies[worker] = SlotResidency(slots, cache_blocks)
 
     def told(self, worker: int, change: Change) -> None:
         """What its residency made of an event."""

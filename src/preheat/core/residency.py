@@ -1,12 +1,10 @@
 """What one worker probably holds: what was sent to it, in a store as large as its own."""
 
 from collections.abc import Iterator, Sequence
-from typing import Final, Literal
+from typing import Final
 
 from preheat.core.prefix import LeafLru, PrefixStore
-
-Trust = Literal["told", "confirmed", "estimated", "doubted"]
-"""By its own events; by its counts of cached tokens; by what was sent; its counts can't be true."""
+from preheat.core.witness import Trust, Witness
 
 USUAL_BLOCKS: Final = 4_096
 """Half a million tokens: what an engine is thought to hold that doesn't say."""
@@ -16,14 +14,6 @@ _SHRINK: Final = 0.95
 _GROW: Final = 1.02
 """A wrong hope takes a twentieth off the size, a wrong fear gives a fiftieth: one that is too hopeful
 costs a request's prefill, one too fearful only a little choice."""
-_SURE: Final = 0.9
-"""A share of the hope that counts as fulfilled: templates and the last token take some."""
-_WIPED: Final = 2
-"""So many requests in a row that find nothing of what should be there: it was restarted or reset."""
-_LIES: Final = 8
-"""So many whole prompts found that nobody sent there, less those counts that can be true."""
-_LONG: Final = 4
-"""Fewer blocks may be a template's, or chance."""
 
 
 class Residency:
@@ -33,19 +23,21 @@ class Residency:
     size. The size is what it says, or begins at `USUAL_BLOCKS`; from then on it is learned: an
     answer with fewer cached tokens than hoped makes it smaller, one with more makes it larger.
 
-    An engine that counts wrongly is `doubted`: its counts are let be, and the estimate stands on what
-    was sent alone.
+    An engine that counts wrongly isn't listened to (`core.witness`).
     """
 
     def __init__(self, capacity_blocks: int | None = None) -> None:
-        self.trust: Trust = "estimated"
         self.life = 0
         """How often it was cleared: who was sent there before holds nothing any more."""
         self._said_blocks = capacity_blocks
         size = USUAL_BLOCKS if capacity_blocks is None else capacity_blocks
         self._store = PrefixStore(min(size, _MOST_BLOCKS), LeafLru())
-        self._empty_handed = 0
-        self._lies = 0
+        self._witness = Witness()
+
+    @property
+    def trust(self) -> Trust:
+        """How far it can be relied upon."""
+        return self._witness.trust
 
     def __len__(self) -> int:
         return len(self._store)
@@ -89,35 +81,22 @@ class Residency:
     ) -> list[int]:
         """What an answer said was cached, in blocks, where `hoped_blocks` were thought to be there.
         Returns what isn't there after all."""
-        if not self._is_likely(hoped_blocks, found_blocks, prompt_blocks):
-            return []
-        if found_blocks < _SURE * hoped_blocks - 1.0:
-            return self._disappointed(found_blocks, now)
-        self._empty_handed = 0
-        if found_blocks > hoped_blocks + 1.0 and self._said_blocks is None:
-            self._resize(min(_MOST_BLOCKS, int(self.capacity_blocks * _GROW) + 1), now)
+        verdict = self._witness.hears(hoped_blocks, found_blocks, prompt_blocks)
+        if verdict == "wiped":
+            return self.cleared()
+        if self._said_blocks is None:
+            if verdict == "less":
+                used = min(self.capacity_blocks, len(self._store))
+                return self._resize(max(1, int(used * _SHRINK)), now)
+            if verdict == "more":
+                return self._resize(min(_MOST_BLOCKS, int(self.capacity_blocks * _GROW) + 1), now)
         return []
-
-    def _is_likely(self, hoped_blocks: int, found_blocks: float, prompt_blocks: int) -> bool:
-        """Whether the count can be true; that it can't be is remembered until it was so often again."""
-        is_possible = 0.0 <= found_blocks <= prompt_blocks + 1.0
-        is_whole = (
-            hoped_blocks == 0 and prompt_blocks >= _LONG and found_blocks >= prompt_blocks - 1
-        )
-        if not is_possible:
-            self._lies = 2 * _LIES
-        elif is_whole:
-            self._lies = min(2 * _LIES, self._lies + 1)
-        elif self._lies:
-            self._lies -= 1
-        self.trust = "doubted" if self._lies >= _LIES else "confirmed"
-        return self._lies < _LIES
 
     def cleared(self) -> list[int]:
         """It was restarted or reset: another life begins with nothing. Returns what is gone."""
         before = list(self._store)
         self._store = PrefixStore(self.capacity_blocks, LeafLru())
-        self._empty_handed = 0
+        self._witness.cleared()
         self.life += 1
         return before
 
@@ -125,14 +104,6 @@ class Residency:
         """It says how much it holds. Returns what doesn't fit any more."""
         self._said_blocks = capacity_blocks
         return self._resize(min(capacity_blocks, _MOST_BLOCKS), now)
-
-    def _disappointed(self, found_blocks: float, now: float) -> list[int]:
-        self._empty_handed = self._empty_handed + 1 if found_blocks < 1.0 else 0
-        if self._empty_handed >= _WIPED:
-            return self.cleared()
-        if self._said_blocks is not None:
-            return []
-        return self._resize(max(1, int(min(self.capacity_blocks, len(self._store)) * _SHRINK)), now)
 
     def _resize(self, capacity_blocks: int, now: float) -> list[int]:
         store = self._store

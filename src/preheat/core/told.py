@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from preheat.core.hopes import Hopes
 from preheat.core.kv_events import Batch, Cleared, Joined, Lost, Restarted, Step, Sure, Unsure
 from preheat.core.kv_map import KvMap
-from preheat.core.residency import Trust
+from preheat.core.witness import Trust
 
 _MOST_BLOCKS: Final = 131_072
 """The engine's; 60 MB of ours. What it holds beyond them is unknown."""

@@ -1,34 +1,19 @@
 """llama.cpp's server in simulated time: slots, longest common prefixes, a prompt cache in memory.
 
-It shares no blocks between requests. Each of its slots holds one sequence, and what a new prompt
-has in common with the sequence in its slot isn't computed again. The rules are those of
-tools/server (server-context.cpp, server-task.cpp) of build 11549, without a unified KV cache:
+Which slot a prompt gets and what it finds there: `core.slot_rules`. Time:
 
-- A request takes the idle slot whose sequence shares most with its prompt, if that is more than a
-  tenth of the prompt, else the one that was used longest ago. With no slot idle it waits.
-- Where the slot was chosen by age, or would lose more than half of its sequence, that is first
-  copied to the prompt cache, and the cache may give a better one back: one that shares more, both
-  as a part of the prompt and of itself (a quarter at least). What is given back leaves the cache.
-- Whenever a request begins, the sequences of all idle slots are copied to the prompt cache, too.
-  It keeps none that begins another it has and none that is larger than itself, and drops the
-  oldest when it is full.
 - One batch a step: a token of each sequence that decodes, then prompts, slot by slot, until it is
   full. At least one token of a prompt is computed anew. The last token said is never in the slot.
 """
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 import msgspec
 
 from preheat.core.costs import ServiceModel
+from preheat.core.slot_rules import SlotRules
 from preheat.replay.kernel import Kernel
-
-_LEAST_LIKENESS: Final = 0.1
-"""`--slot-prompt-similarity`'s default."""
-_LEAST_KEPT: Final = 0.5
-_LEAST_FOUND: Final = 0.25
 
 
 class Prompt(msgspec.Struct, gc=False):
@@ -80,13 +65,6 @@ class Host(msgspec.Struct):
     working: int = 0
 
 
-class _Slot:
-    def __init__(self) -> None:
-        self.used_at = -1.0
-        self.holds: Prompt | None = None  # whose sequence
-        self.is_busy = False
-
-
 class Server:
     """One process. `on_end` hears of each request that is answered."""
 
@@ -102,14 +80,18 @@ class Server:
     ) -> None:
         self.in_flight = 0
         self.prefill_s = 0.0  # of steps that computed a piece of a prompt
-        self._spec = spec
+        self._batch_tokens = spec.batch_tokens
         self._service = service
         self._kernel = kernel
-        self._overlap = overlap
         self._on_end = on_end
         self._host = host if host is not None else Host()
-        self._slots = [_Slot() for _ in range(spec.slots)]
-        self._cache: list[Prompt] = []  # the oldest first
+        self._rules: SlotRules[Prompt] = SlotRules(
+            spec.slots,
+            spec.cache_bytes // spec.token_bytes,
+            overlap=overlap,
+            size=lambda held: held.done_tokens,
+            asked=lambda prompt: prompt.input_tokens,
+        )
         self._waiting: deque[Prompt] = deque()
         self._is_stepping = False
 
@@ -124,81 +106,12 @@ class Server:
 
     def _take_waiting(self) -> None:
         while self._waiting:
-            slot = self._choose(self._waiting[0])
-            if slot is None:
+            taken = self._rules.take(self._waiting[0])
+            if taken is None:
                 return
             prompt = self._waiting.popleft()
-            prompt.cached_tokens = min(self._shared(slot.holds, prompt), prompt.input_tokens - 1)
+            prompt.cached_tokens = min(taken[1], prompt.input_tokens - 1)
             prompt.done_tokens = prompt.cached_tokens
-            slot.holds, slot.is_busy = prompt, True
-            for idle in self._slots:
-                if not idle.is_busy:
-                    self._save(idle.holds)
-
-    def _choose(self, prompt: Prompt) -> _Slot | None:
-        """The slot for it, with the best sequence for it."""
-        idle = [slot for slot in self._slots if not slot.is_busy]
-        if not idle:
-            return None
-        best, shared = None, _LEAST_LIKENESS * prompt.input_tokens
-        for slot in idle:
-            here = self._shared(slot.holds, prompt)
-            if here > shared:
-                best, shared = slot, here
-        if best is not None and best.holds is not None:
-            if shared < _LEAST_KEPT * best.holds.done_tokens:
-                self._exchange(best, prompt)
-            return best
-        oldest = idle[0]
-        for slot in idle[1:]:
-            if slot.used_at <= oldest.used_at:
-                oldest = slot
-        self._exchange(oldest, prompt)
-        return oldest
-
-    def _shared(self, held: Prompt | None, prompt: Prompt) -> int:
-        if held is None:
-            return 0
-        return min(self._overlap(held, prompt), held.done_tokens, prompt.input_tokens)
-
-    # The prompt cache ------------------------------------------------------------------------
-
-    def _exchange(self, slot: _Slot, prompt: Prompt) -> None:
-        """Keep the slot's sequence, and give it a better one for this prompt."""
-        self._save(slot.holds)
-        if not self._spec.cache_bytes:
-            return
-        shared, kept = 0, -1.0
-        if slot.holds is not None:
-            shared = self._shared(slot.holds, prompt)
-            kept = shared / slot.holds.done_tokens
-        found = None
-        for held in self._cache:
-            here = self._shared(held, prompt)
-            part = here / held.done_tokens
-            if part >= _LEAST_FOUND and part > kept and here > shared:
-                found, shared, kept = held, here, part
-        if found is not None:
-            self._cache.remove(found)
-            slot.holds = found
-
-    def _save(self, held: Prompt | None) -> None:
-        """Copy a sequence into the cache, unless it begins one that is there or is too large."""
-        room = self._spec.cache_bytes // self._spec.token_bytes
-        if held is None or not 0 < held.done_tokens <= room:
-            return
-        if any(self._begins(held, other) for other in self._cache):
-            return
-        self._cache = [other for other in self._cache if not self._begins(other, held)]
-        while sum(one.done_tokens for one in self._cache) + held.done_tokens > room:
-            del self._cache[0]
-        self._cache.append(held)
-
-    def _begins(self, held: Prompt, other: Prompt) -> bool:
-        """Whether all of it is the beginning of the other."""
-        if held is other:
-            return True
-        return self._overlap(held, other) >= held.done_tokens
 
     # Steps -----------------------------------------------------------------------------------
 
@@ -206,9 +119,9 @@ class Server:
         """Begin the next batch, if there is anything to do."""
         self._take_waiting()
         service, now = self._service, self._kernel.now
-        left = self._spec.batch_tokens
+        left = self._batch_tokens
         contexts, chunks = 0, []
-        busy = [slot.holds for slot in self._slots if slot.is_busy and slot.holds is not None]
+        busy = [slot.holds for slot in self._rules.slots if slot.is_busy and slot.holds is not None]
         decoding = [one for one in busy if one.first_at >= 0.0]
         for one in decoding:
             contexts += one.done_tokens + 1
@@ -239,7 +152,7 @@ class Server:
             one.done_tokens += tokens
             if one.done_tokens == one.input_tokens:
                 one.first_at = now
-        for slot in self._slots:
+        for slot in self._rules.slots:
             said = slot.holds
             if not slot.is_busy or said is None or said.first_at < 0.0:
                 continue

@@ -1,0 +1,127 @@
+"""Which slot of a llama.cpp server each request is sent to, where we say it and not the server."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+_LEAST_KEPT: Final = 0.5
+"""As `core.slot_rules`: a sequence that would lose more than this for another's prompt is pushed out
+by age instead, not cut down."""
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """A sequence in a slot: whose it is, its blocks, and how many tokens it has."""
+
+    tenant: str
+    session: str
+    blocks: Sequence[int]
+    tokens: int
+
+
+class Seat(NamedTuple):
+    """A slot for a request, what it has of the prompt, in blocks, and what it is about to lose:
+    a sequence that no file has."""
+
+    slot: int
+    found_blocks: int
+    losing: Holding | None
+
+
+class _Slot:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.is_busy = False
+        self.is_saved = True
+        self.is_over = False
+        self.used_at = -1.0
+        self.holds: Holding | None = None
+
+
+class SlotDesk:
+    """The slots of one server, each named in the request that is sent there.
+
+    What lies where is then known, not guessed, so that a sequence can be saved before another takes
+    its place, and restored when its session comes back. A request gets the idle slot that has most
+    of its prompt, if that is at least half of what the slot holds; else the one that costs least:
+    an empty one, one whose session is over, the one used longest ago.
+
+    The server's own prompt cache isn't asked for a request that names its slot: the files are in its
+    place.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots = [_Slot(number) for number in range(slots)]
+
+    @property
+    def idle(self) -> int:
+        """How many requests could be seated now."""
+        return sum(not slot.is_busy for slot in self._slots)
+
+    def take(self, tenant: str, blocks: Sequence[int]) -> Seat | None:
+        """A seat, which is busy from now on; None where all are."""
+        idle = [slot for slot in self._slots if not slot.is_busy]
+        if not idle:
+            return None
+        slot, found = max(
+            ((one, _found(one, tenant, blocks)) for one in idle), key=lambda it: it[1]
+        )
+        holds = slot.holds
+        if holds is None or found == 0 or found < _LEAST_KEPT * len(holds.blocks):
+            slot = min(idle, key=_worth)
+            found = _found(slot, tenant, blocks)
+        slot.is_busy = True
+        is_lost = slot.holds is not None and found < len(slot.holds.blocks)
+        return Seat(slot.number, found, slot.holds if is_lost and not slot.is_saved else None)
+
+    def restored(self, slot: int, holding: Holding) -> None:
+        """A file was loaded into it."""
+        one = self._slots[slot]
+        one.holds, one.is_saved = holding, True
+
+    def ended(self, slot: int, holding: Holding | None, now: float) -> None:
+        """Its request was answered, and it holds this now; None where that isn't known."""
+        one = self._slots[slot]
+        one.is_busy, one.used_at = False, now
+        one.holds, one.is_saved, one.is_over = holding, holding is None, False
+
+    def saved(self, slot: int, holding: Holding) -> None:
+        """A file has what it held, if that is still the same."""
+        one = self._slots[slot]
+        if one.holds is holding:
+            one.is_saved = True
+
+    def unsaved(self) -> list[tuple[int, Holding]]:
+        """Sequences of idle slots that no file has, the one used longest ago first: it goes first."""
+        found = [
+            (slot.used_at, slot.number, slot.holds)
+            for slot in self._slots
+            if slot.holds is not None and not (slot.is_busy or slot.is_saved or slot.is_over)
+        ]
+        return [(number, holds) for _, number, holds in sorted(found, key=lambda it: it[:2])]
+
+    def over(self, tenant: str, session: str) -> None:
+        """That session won't come back: its slots are the first to be taken, and aren't saved."""
+        for slot in self._slots:
+            if slot.holds is not None and (slot.holds.tenant, slot.holds.session) == (
+                tenant,
+                session,
+            ):
+                slot.is_over = slot.is_saved = True
+
+    def cleared(self) -> None:
+        """The server was restarted: all are empty, and nothing is under way."""
+        self._slots = [_Slot(slot.number) for slot in self._slots]
+
+
+def _found(slot: _Slot, tenant: str, blocks: Sequence[int]) -> int:
+    holds = slot.holds
+    if holds is None or holds.tenant != tenant:
+        return 0
+    pairs = zip(holds.blocks, blocks, strict=False)
+    most = min(len(holds.blocks), len(blocks))
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), most)
+
+
+def _worth(slot: _Slot) -> tuple[bool, bool, float]:
+    return slot.holds is not None, not slot.is_over, slot.used_at

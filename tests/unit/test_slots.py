@@ -1,0 +1,239 @@
+"""What a llama.cpp server has, now and later: against its rules written down a second time, plainly."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from preheat.core.index import PrefixIndex
+from preheat.core.slots import SlotResidency, Usable
+
+
+def path(*names: int) -> list[int]:
+    """Chained ids: each names all before it."""
+    blocks, parent = [], 0
+    for name in names:
+        parent = hash((parent, name)) & (2**64 - 1)
+        blocks.append(parent)
+    return blocks
+
+
+def alike(one: list[int], other: list[int]) -> int:
+    same = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(same) if a != b), min(len(one), len(other)))
+
+
+class Plain:
+    """Slots as dicts, sequences as lists, nothing remembered that could be looked up."""
+
+    def __init__(self, slots: int, room: int) -> None:
+        self.slots = [{"holds": [], "busy": None, "at": -1.0} for _ in range(slots)]
+        self.room = room
+        self.cache: list[list[int]] = []
+        self.queue: list[tuple[int, list[int]]] = []
+        self.found: dict[int, int] = {}
+
+    def send(self, number: int, blocks: list[int]) -> None:
+        self.queue.append((number, blocks))
+        self.begin()
+
+    def end(self, number: int, at: float, keep: int | None) -> None:
+        self.queue = [one for one in self.queue if one[0] != number]
+        for slot in self.slots:
+            if slot["busy"] == number:
+                slot.update(busy=None, at=at)
+                if keep is not None:
+                    slot["holds"] = slot["holds"][:keep]
+        self.begin()
+
+    def begin(self) -> None:
+        while self.queue and any(slot["busy"] is None for slot in self.slots):
+            number, blocks = self.queue.pop(0)
+            idle = [slot for slot in self.slots if slot["busy"] is None]
+            best = max(idle, key=lambda slot: alike(slot["holds"], blocks))  # the first of equals
+            here = alike(best["holds"], blocks)
+            if here > 0.1 * len(blocks):
+                is_exchanged = here < 0.5 * len(best["holds"])
+            else:
+                oldest = min(slot["at"] for slot in idle)
+                best = [slot for slot in idle if slot["at"] == oldest][-1]
+                is_exchanged = True
+            if is_exchanged:
+                self.save(best["holds"])
+                self.exchange(best, blocks)
+            self.found[number] = alike(best["holds"], blocks)
+            best.update(holds=blocks, busy=number)
+            for slot in self.slots:
+                if slot["busy"] is None:
+                    self.save(slot["holds"])
+
+    def exchange(self, slot: dict, blocks: list[int]) -> None:
+        shared = alike(slot["holds"], blocks)
+        kept = shared / len(slot["holds"]) if slot["holds"] else -1.0
+        better = None
+        for one in self.cache:
+            here = alike(one, blocks)
+            if here > shared and here / len(one) > kept and here / len(one) >= 0.25:
+                better, shared, kept = one, here, here / len(one)
+        if better is not None:
+            slot["holds"] = better
+            self.cache.remove(better)
+
+    def save(self, held: list[int]) -> None:
+        if not held or len(held) > self.room or any(one[: len(held)] == held for one in self.cache):
+            return
+        self.cache = [one for one in self.cache if held[: len(one)] != one]
+        while sum(map(len, self.cache)) + len(held) > self.room:
+            self.cache.pop(0)
+        self.cache.append(held)
+
+    def has(self) -> set[int]:
+        here = [slot["holds"] for slot in self.slots] + self.cache
+        return {block for one in [*here, *(b for _, b in self.queue)] for block in one}
+
+
+prompts = st.lists(st.integers(0, 2), max_size=8).map(lambda names: path(*names))
+steps = st.lists(st.tuples(prompts, st.sampled_from(["end", "fail", "go on"])), max_size=40)
+
+
+@given(steps, prompts, st.integers(1, 3), st.sampled_from([0, 5, 12, 100]))
+@settings(max_examples=150, deadline=None)
+def test_what_a_request_finds_is_what_the_rules_say(
+    sent: list[tuple[list[int], str]], asked: list[int], slots: int, room: int
+) -> None:
+    index, plain = PrefixIndex(), Plain(slots, room)
+    index.has_slots(0, slots, room)
+    residency = index.residency(0)
+    under_way = []
+    for now, (blocks, after) in enumerate(sent):
+        stay = index.sent(0, list(blocks), float(now))
+        is_idle = any(slot["busy"] is None for slot in plain.slots)
+        plain.send(now, list(blocks))
+        if is_idle:
+            assert stay.hoped == plain.found[now]
+        under_way.append((now, stay))
+        if after != "go on":
+            number, stay = under_way.pop(random.Random(now).randrange(len(under_way)))
+            at = now + 0.5
+            if after == "end":
+                plain.end(number, at, None)
+                index.ended(stay, at, None)
+            else:
+                plain.end(number, at, stay.hoped)
+                index.failed(stay, at)
+        assert set(residency) == plain.has()
+    index.resized(0, 8, 99.0)  # what went is told at the next occasion
+    assert len(index) == len(plain.has())
+    assert index.overlaps(asked).get(0, 0) == next(
+        (n for n, block in enumerate(asked) if block not in plain.has()), len(asked)
+    )
+
+
+def test_a_busy_slots_prefix_is_there_later_and_not_now() -> None:
+    residency = SlotResidency(2, 0)
+    leader = path(1, 2, 3)
+    residency.sent(leader, 0.0)
+    asked = path(1, 2, 9, 9)
+    assert residency.usable(asked) == Usable(0, 2, leader)
+    assert residency.usable(asked).running is leader
+    residency.ended(leader, 1.0)
+    assert residency.usable(asked) == Usable(2, 2, None)
+
+
+def test_of_two_that_compute_the_same_the_first_is_waited_for() -> None:
+    residency = SlotResidency(2, 0)
+    first, second = path(1, 2, 3), path(1, 2, 3)
+    residency.sent(first, 0.0)
+    residency.sent(second, 1.0)
+    assert residency.usable(path(1, 2, 3, 4)).running is first
+    residency.ended(first, 2.0)
+    assert residency.usable(path(1, 2, 3, 4)) == Usable(3, 3, None)
+    assert residency.usable(path(1, 2, 3)).running is None
+
+
+def test_one_that_waits_for_a_slot_will_leave_its_prefix_too() -> None:
+    residency = SlotResidency(1, 0)
+    residency.sent(path(7), 0.0)
+    queued = path(1, 2, 3)
+    residency.sent(queued, 1.0)
+    assert residency.usable(path(1, 2, 3, 4)) == Usable(0, 3, queued)
+
+
+@pytest.mark.parametrize(("room", "found"), [(9, [3, 3, 3]), (6, [0, 3, 3]), (0, [0, 0, 3])])
+def test_what_others_pushed_out_of_a_slot_is_found_in_the_prompt_cache(
+    room: int, found: list[int]
+) -> None:
+    residency = SlotResidency(1, room)
+    for now, first in enumerate((1, 2, 3)):
+        blocks = path(first, first, first)
+        residency.sent(blocks, float(now))
+        residency.ended(blocks, now + 0.5)
+    # The last one's sequence is saved before the cache is looked into, and may push one out.
+    assert [residency.holds(path(first, first, first)) for first in (1, 2, 3)] == found
+
+
+def test_its_prompt_cache_is_learned_from_answers() -> None:
+    residency = SlotResidency(1)
+    blocks = path(*range(40))
+    residency.sent(blocks, 0.0)
+    residency.ended(blocks, 1.0)
+    residency.sent(path(99), 2.0)
+    residency.ended(path(99), 3.0)
+    before = residency.cache_blocks
+    residency.found(40, 20.0, 40, 4.0)
+    assert residency.cache_blocks == 38
+    assert residency.holds(blocks) == 0
+    residency.found(0, 20.0, 40, 5.0)
+    assert 38 < residency.cache_blocks < before
+    assert residency.trust == "confirmed"
+
+
+def test_a_server_that_finds_nothing_twice_was_restarted() -> None:
+    index = PrefixIndex()
+    index.has_slots(3, 2)
+    one = path(1, 2, 3, 4, 5)
+    stay = index.sent(3, one, 0.0)
+    index.ended(stay, 1.0, 0.0)
+    for now in (2.0, 4.0):
+        index.ended(index.sent(3, one, now), now + 1.0, 0.0)
+    assert index.overlaps(one) == {}
+    assert index.residency(3).life == 1
+
+
+@pytest.mark.parametrize("counts", [(-1.0,), (99.0,), (8.0,) * 16])
+def test_a_server_that_lies_is_doubted_and_let_be(counts: tuple[float, ...]) -> None:
+    residency = SlotResidency(2, 0)
+    for found in counts:
+        residency.found(0, found, 8, 0.0)
+    assert residency.trust == "doubted"
+    held = path(1, 2, 3, 4)
+    residency.sent(held, 1.0)
+    residency.ended(held, 2.0)
+    for _ in range(3):
+        residency.found(4, 0.0, 4, 3.0)
+    assert residency.holds(held) == 4
+
+
+def test_a_restored_slot_holds_its_file_and_no_more() -> None:
+    residency = SlotResidency(2, 0)
+    old = path(1, 2)
+    residency.sent(old, 0.0)
+    assert residency.restored(1, path(5, 6)) == ([], [])  # that slot is busy
+    residency.ended(old, 1.0)
+    came, gone = residency.restored(1, path(5, 6))
+    assert (came, gone) == (path(5, 6), old)
+    assert residency.holds(path(5, 6, 7)) == 2
+
+
+def test_a_worker_is_told_once_that_it_has_slots() -> None:
+    index = PrefixIndex()
+    index.ended(index.sent(0, path(1, 2), 0.0), 1.0, None)
+    index.has_slots(0, 2)
+    assert index.overlaps(path(1)) == {}  # of slots nothing was known
+    index.ended(index.sent(0, path(1, 2), 2.0), 3.0, None)
+    index.has_slots(0, 2)
+    index.resized(0, 8, 4.0)
+    assert index.overlaps(path(1, 2)) == {0: 2}
+    index.has_slots(0, 3)
+    assert index.overlaps(path(1, 2)) == {}

@@ -88,6 +88,20 @@ def test_speeds_and_the_bytes_of_a_token_are_learned_from_answers() -> None:
     assert made.service("another") is None
 
 
+def test_answers_in_one_piece_teach_speeds_too() -> None:
+    made, chance = router(), random.Random(2)
+    for number in range(300):
+        tokens, output = 128 * chance.randrange(1, 60), chance.randrange(1, 100)
+        blocks = range(1_000 * number, 1_000 * number + tokens // 128)
+        ticket = made.place(ask(*blocks), FLEET, 40.0 * number).ticket
+        took_s = 0.01 + 1e-3 * tokens + 0.02 * (output - 1)
+        usage = Usage(tokens, output, 0, tells_cached=True)
+        made.ended(ticket, usage, 40.0 * number + took_s)
+    learned = made.service("m")
+    assert learned is not None
+    assert learned.prefill_s(4_000) == pytest.approx(4.0, rel=0.1)
+
+
 def test_what_the_engine_had_corrects_what_was_hoped() -> None:
     made = router()
     holder = serve(made, ask(*range(20)), 0.0).worker
@@ -159,3 +173,26 @@ def test_every_rule_of_the_table_serves(policy: str) -> None:
     for ticket in under_way:
         made.ended(ticket, None, 30.0)
     assert all(made.queue_s(worker, 30.0) == 0.0 for worker in FLEET)
+
+
+def test_only_what_goes_beyond_round_robin_is_saved_by_us() -> None:
+    made = router()
+    for number in range(40):
+        now = 10.0 * number
+        serve(made, ask(*range(30), 900 + number), now)
+    counts = made.counts
+    assert counts.placed == 40
+    assert counts.input_tokens == 40 * 31 * 128
+    assert counts.cached_tokens == 39 * 30 * 128, "one miss, then always there"
+    assert counts.ghost_tokens == 36 * 30 * 128, "in turn each of four has one miss"
+
+
+def test_a_second_rule_is_compared_and_not_followed() -> None:
+    made = Router(POLICIES["preheat"](), shadow=POLICIES["round_robin"]())
+    for number in range(20):
+        serve(made, ask(*range(30)), 10.0 * number)
+    shadow = made.counts.shadow
+    assert shadow is not None
+    assert shadow.choices == 20
+    assert 4 <= shadow.agreed <= 6
+    assert shadow.sooner_s > 0.0

@@ -7,7 +7,7 @@ learned from outcomes; `ServiceLearner` does that online.
 from collections import deque
 from collections.abc import Sequence
 from math import inf, sqrt
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
@@ -95,6 +95,8 @@ def pairs(new_tokens: float, context_tokens: float) -> float:
 class Timing(msgspec.Struct, frozen=True):
     """What one outcome tells: tokens computed, tokens that were there, tokens said, seconds.
 
+    `ttft_s` is None where the answer came in one piece: then its seconds say only what prompt and
+    decoding took together.
     `sequences` is how many decoded on this worker meanwhile, itself included; `steps` into how
     many the engine cut the prompt.
     """
@@ -102,7 +104,7 @@ class Timing(msgspec.Struct, frozen=True):
     new_tokens: int
     context_tokens: int
     output_tokens: int
-    ttft_s: float
+    ttft_s: float | None
     service_s: float
     sequences: float = 1.0
     steps: int = 1
@@ -171,18 +173,25 @@ class _Learned:
         self.errors: deque[float] = deque(maxlen=_ERRORS)
 
     def learn(self, timing: Timing) -> None:
-        ttft_s = max(_LEAST_S, timing.ttft_s)
         row = prefill_row(timing.new_tokens, timing.context_tokens, timing.steps)
+        steps = max(0, timing.output_tokens - 1)
+        context = timing.new_tokens + timing.context_tokens + 1
+        decoding = decode_row(steps, context, timing.sequences)
+        if timing.ttft_s is None:
+            service_s = max(_LEAST_S, timing.service_s)
+            both = cast("Row", tuple(a + b for a, b in zip(row, decoding, strict=True)))
+            self.count += 1
+            self.fit.add(both, service_s, 1.0 / service_s**2)
+            return
+        ttft_s = max(_LEAST_S, timing.ttft_s)
         if self.count >= _ENOUGH:
             expected_s = cost_s(row, self.prices())
             self.errors.append(abs(expected_s - ttft_s) / ttft_s)
         self.count += 1
         self.fit.add(row, ttft_s, 1.0 / ttft_s**2)
-        steps = timing.output_tokens - 1
         decode_s = timing.service_s - timing.ttft_s
         if steps > 0 and decode_s > _LEAST_S:
-            context = timing.new_tokens + timing.context_tokens + 1
-            self.fit.add(decode_row(steps, context, timing.sequences), decode_s, 1.0 / decode_s**2)
+            self.fit.add(decoding, decode_s, 1.0 / decode_s**2)
 
     def prices(self) -> Sequence[float]:
         """What was learned, in a row's order."""

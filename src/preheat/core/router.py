@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from preheat.core.beside import Ghost, Shadow, ShadowCounts
 from preheat.core.costs import Errors, ServiceLearner, ServiceModel, Timing
 from preheat.core.index import PrefixIndex, Stay
 from preheat.core.memo import Memo
@@ -47,6 +48,7 @@ class Ticket(msgspec.Struct, gc=False):
     miss_s: float
     queue_s: float
     in_flight: int
+    ghost_blocks: int
     sent_at: float
     first_at: float = -1.0
 
@@ -67,6 +69,17 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     least_queue_s: float
     after: Ticket | None = None
     wait_s: float = 0.0
+
+
+class RouterCounts(msgspec.Struct, frozen=True):
+    """Of all requests that engines counted the tokens of: how many of them their caches had, and how
+    many they would have had with round robin (`core.beside`). The difference is what routing saved."""
+
+    placed: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    ghost_tokens: int = 0
+    shadow: ShadowCounts | None = None
 
 
 class _Lane:
@@ -121,9 +134,12 @@ class Router:
     bytes a token too; so nobody states an engine's speed.
     """
 
-    def __init__(self, policy: RoutingPolicy, *, index: PrefixIndex | None = None) -> None:
-        self.index = index or PrefixIndex()
+    def __init__(self, policy: RoutingPolicy, *, shadow: RoutingPolicy | None = None) -> None:
+        self.index = PrefixIndex()
         self._policy = policy
+        self._shadow = None if shadow is None else Shadow(shadow)
+        self._ghost = Ghost()
+        self._input_tokens = self._cached_tokens = self._ghost_tokens = 0
         self._learner = ServiceLearner()
         self._service: Memo[str, ServiceModel] = Memo(_MODELS)
         self._token_bytes: Memo[str, float] = Memo(_MODELS)
@@ -137,7 +153,7 @@ class Router:
         """Of these workers (at least one), the one that gets it; it counts as sent there."""
         chosen, placing, best_tokens, least_queue_s = self.choose(ask, allowed, now)
         return Route(
-            self._sent(ask, placing, chosen, now),
+            self._sent(ask, placing, chosen, allowed, now),
             placing.input_tokens,
             chosen.overlap_tokens,
             best_tokens,
@@ -174,6 +190,8 @@ class Router:
                 one.overlap_tokens, one.miss_s = 0, cold_s
             candidates.append(one)
         chosen = candidates[self._policy.choose(placing, candidates, now)]
+        if self._shadow is not None:
+            self._shadow.compare(placing, candidates, chosen, now)
         best = max(overlaps.values(), default=0) * block_tokens
         least_queue_s = min(one.queue_s for one in candidates)
         return chosen, placing, min(int(best), tokens - 1), least_queue_s
@@ -185,14 +203,16 @@ class Router:
             self._computed(ticket, now)
 
     def ended(self, ticket: Ticket, usage: Usage | None, now: float) -> None:
-        """It was answered whole. `usage` is the engine's count, if it gave one."""
-        self.began(ticket, now)
+        """It was answered whole; in one piece where nothing had begun before. `usage` is the engine's
+        count, if it gave one."""
         found = None
         if usage is not None and usage.input_tokens > 0:
             self._learn(ticket, usage, now)
+            self._count(ticket, usage)
             block_tokens = ticket.placing.block_tokens
             if usage.tells_cached:
                 found = usage.cached_tokens / block_tokens
+        self.began(ticket, now)
         self._over(ticket, now)
         self.index.ended(ticket.stay, now, found)
 
@@ -205,6 +225,14 @@ class Router:
             self.index.ended(ticket.stay, now, None)
         else:
             self.index.failed(ticket.stay, now)
+
+    @property
+    def counts(self) -> RouterCounts:
+        """What came of it all so far."""
+        shadow = None if self._shadow is None else self._shadow.counts
+        return RouterCounts(
+            self._numbers, self._input_tokens, self._cached_tokens, self._ghost_tokens, shadow
+        )
 
     def service(self, model: str) -> ServiceModel | None:
         """What was learned of this model's speed; None before ten answers."""
@@ -225,7 +253,9 @@ class Router:
 
     def holds_tokens(self, worker: int, tokens: int, now: float) -> None:
         """What its KV cache holds, by its own word."""
-        self.index.resized(worker, max(1, int(tokens / self._block_tokens)), now)
+        blocks = max(1, int(tokens / self._block_tokens))
+        self.index.resized(worker, blocks, now)
+        self._ghost.resized(worker, blocks, now)
 
     def reported(self, worker: int, waiting: int, now: float) -> None:
         """How many wait there in all, by its own word: who sent the others is unknown, each is
@@ -238,10 +268,12 @@ class Router:
     def cleared(self, worker: int) -> None:
         """Its cache is empty: it was restarted, or reset."""
         self.index.cleared(worker)
+        self._ghost.cleared(worker)
 
     def left(self, worker: int) -> None:
         """It is no more."""
         self.index.left(worker)
+        self._ghost.left(worker)
         self._lanes.pop(worker, None)
 
     def _lane(self, number: int) -> _Lane:
@@ -250,7 +282,9 @@ class Router:
             lane = self._lanes[number] = _Lane(number)
         return lane
 
-    def _sent(self, ask: Ask, placing: Placing, chosen: Candidate, now: float) -> Ticket:
+    def _sent(
+        self, ask: Ask, placing: Placing, chosen: Candidate, allowed: Sequence[int], now: float
+    ) -> Ticket:
         self._numbers += 1
         stay = self.index.sent(chosen.number, ask.blocks, now)
         ticket = Ticket(
@@ -263,6 +297,7 @@ class Router:
             chosen.miss_s,
             chosen.queue_s,
             chosen.in_flight,
+            self._ghost.sent(self._numbers, ask.blocks, allowed, now),
             now,
         )
         self._lanes[chosen.number].add(ticket, now)
@@ -281,6 +316,16 @@ class Router:
         if lane is not None:
             lane.tickets.pop(ticket.number, None)
         self._policy.finished(ticket.placing, ticket.worker, now)
+        if self._shadow is not None:
+            self._shadow.finished(ticket.placing, ticket.worker, now)
+        self._ghost.ended(ticket.number, now)
+
+    def _count(self, ticket: Ticket, usage: Usage) -> None:
+        if usage.tells_cached:
+            self._input_tokens += usage.input_tokens
+            self._cached_tokens += usage.cached_tokens
+            ghost = ticket.ghost_blocks * ticket.placing.block_tokens
+            self._ghost_tokens += min(ghost, usage.input_tokens - 1)
 
     def _learn(self, ticket: Ticket, usage: Usage, now: float) -> None:
         model = ticket.ask.model
@@ -290,8 +335,9 @@ class Router:
             self._token_bytes.put(
                 model, said if known is None else known + _WEIGHT * (said - known)
             )
-        ttft_s = ticket.first_at - ticket.sent_at
-        if ticket.queue_s > _QUIET_SHARE * ttft_s:
+        ttft_s = ticket.first_at - ticket.sent_at if ticket.first_at >= 0.0 else None
+        service_s = now - ticket.sent_at
+        if ticket.queue_s > _QUIET_SHARE * (service_s if ttft_s is None else ttft_s):
             return
         cached = min(usage.cached_tokens, usage.input_tokens - 1)
         self._learner.learn(
@@ -301,7 +347,7 @@ class Router:
                 context_tokens=cached,
                 output_tokens=usage.output_tokens,
                 ttft_s=ttft_s,
-                service_s=now - ticket.sent_at,
+                service_s=service_s,
                 sequences=ticket.in_flight + 1.0,
             ),
         )

@@ -230,6 +230,8 @@ def fit_points(points: Sequence[Timing]) -> Fitted:
     firsts: list[Equation] = []
     rests: list[Equation] = []
     for one in points:
+        if one.ttft_s is None:
+            continue  # the log has no such: an answer in one piece has its own first byte
         row = prefill_row(one.new_tokens, one.context_tokens, one.steps)
         firsts.append((row, one.ttft_s))
         if one.output_tokens > 1:

@@ -1,0 +1,71 @@
+"""llama.cpp's slots on disk: a prefix that was computed once fills other slots, and the next process."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from preheat.engines.dialects.calls import get
+from preheat.engines.dialects.llamacpp import model_identity, slot_file
+from preheat.engines.dialects.readings import Moved
+from preheat.engines.direct import Direct
+
+_DESCRIBED: Final = ("/v1/models", "/props", "/lora-adapters")
+
+
+class SlotFiles:
+    """The files of one server, under `--slot-save-path`, named after its model and their prefix.
+
+    `weights` is the sha256 or version of its model where that is known: two models of the same shape
+    under the same path can't be told apart otherwise, and the server takes either's file.
+    """
+
+    def __init__(self, direct: Direct, *, weights: str = "") -> None:
+        self._direct = direct
+        self._weights = weights
+
+    async def save(self, prefix: str, slot: int) -> Moved | None:
+        """Write what the slot holds. None where the server has no slots or doesn't say what its
+        model is. Raises EngineError."""
+        return await self._move("save", prefix, slot)
+
+    async def restore(self, prefix: str, slot: int) -> Moved | None:
+        """Read it into a slot; what that held is lost. As `save`."""
+        return await self._move("restore", prefix, slot)
+
+    async def restore_into_idle(self, prefix: str) -> tuple[int, int] | None:
+        """Into the idle slot that holds least: its number and the tokens that it has now; None where
+        there is no file, no idle slot or no such server. Raises EngineError."""
+        slots = [one for one in await self._direct.slots() or () if not one.is_busy]
+        if not slots:
+            return None
+        slot = min(slots, key=lambda one: one.tokens or 0).number
+        moved = await self.restore(prefix, slot)
+        return None if moved is None or not moved.ok else (slot, moved.tokens or 0)
+
+    async def spread(self, prefix: str, slot: int, among: Iterable[int] | None = None) -> list[int]:
+        """Fill other slots with what this one holds: `among` these, else all that are idle. A busy slot
+        shares nothing, so a burst needs one each. Returns those that have it now, `slot` first; that
+        one alone where files can't be written. Raises EngineError."""
+        saved = await self.save(prefix, slot)
+        if saved is None or not saved.ok:
+            return [slot]
+        if among is None:
+            among = [one.number for one in await self._direct.slots() or () if not one.is_busy]
+        filled = [slot]
+        for other in among:
+            if other != slot:
+                moved = await self.restore(prefix, other)
+                if moved is not None and moved.ok:
+                    filled.append(other)
+        return filled
+
+    async def _move(self, action: str, prefix: str, slot: int) -> Moved | None:
+        dialect = await self._direct.known()
+        if dialect.slots() is None:
+            return None
+        told = [await self._direct.told(get(path)) or b"" for path in _DESCRIBED]
+        identity = model_identity(*told, weights=self._weights)
+        if identity is None:
+            return None
+        name = slot_file(identity, bytes.fromhex(prefix))
+        call = dialect.save(slot, name) if action == "save" else dialect.restore(slot, name)
+        return None if call is None else dialect.read_moved(*await self._direct.ask(call))

@@ -82,6 +82,19 @@ class RouterCounts(msgspec.Struct, frozen=True):
     shadow: ShadowCounts | None = None
 
 
+class Known(msgspec.Struct, frozen=True):
+    """What is known of one worker. `trust` is how (`core.residency`); the tokens are of the answers
+    that it counted, as in `RouterCounts`."""
+
+    trust: str = ""
+    held_blocks: int = 0
+    capacity_blocks: int = 0
+    queue_s: float = 0.0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    ghost_tokens: int = 0
+
+
 class _Lane:
     """What one worker was given and hasn't answered."""
 
@@ -94,6 +107,7 @@ class _Lane:
         self.head_at = 0.0  # when the first of them came to be computed
         self.reported_s = 0.0  # what others have sent there, by the worker's own word
         self.reported_at = 0.0  # when it said so; it is being done since
+        self.input_tokens = self.cached_tokens = self.ghost_tokens = 0
 
     @property
     def is_busy(self) -> bool:
@@ -139,7 +153,7 @@ class Router:
         self._policy = policy
         self._shadow = None if shadow is None else Shadow(shadow)
         self._ghost = Ghost()
-        self._input_tokens = self._cached_tokens = self._ghost_tokens = 0
+        self.input_tokens = self.cached_tokens = self.ghost_tokens = 0
         self._learner = ServiceLearner()
         self._service: Memo[str, ServiceModel] = Memo(_MODELS)
         self._token_bytes: Memo[str, float] = Memo(_MODELS)
@@ -231,7 +245,7 @@ class Router:
         """What came of it all so far."""
         shadow = None if self._shadow is None else self._shadow.counts
         return RouterCounts(
-            self._numbers, self._input_tokens, self._cached_tokens, self._ghost_tokens, shadow
+            self._numbers, self.input_tokens, self.cached_tokens, self.ghost_tokens, shadow
         )
 
     def service(self, model: str) -> ServiceModel | None:
@@ -241,6 +255,19 @@ class Router:
     def errors(self, model: str) -> Errors | None:
         """How far off the expected TTFTs were."""
         return self._learner.errors(model)
+
+    def known(self, worker: int, now: float) -> Known:
+        """All that an operator may want to see of a worker."""
+        lane, residency = self._lane(worker), self.index.residency(worker)
+        return Known(
+            residency.trust,
+            len(residency),
+            residency.capacity_blocks,
+            lane.queue_s(now),
+            lane.input_tokens,
+            lane.cached_tokens,
+            lane.ghost_tokens,
+        )
 
     def queue_s(self, worker: int, now: float) -> float:
         """Seconds of prefill that wait at this worker."""
@@ -321,11 +348,13 @@ class Router:
         self._ghost.ended(ticket.number, now)
 
     def _count(self, ticket: Ticket, usage: Usage) -> None:
-        if usage.tells_cached:
-            self._input_tokens += usage.input_tokens
-            self._cached_tokens += usage.cached_tokens
-            ghost = ticket.ghost_blocks * ticket.placing.block_tokens
-            self._ghost_tokens += min(ghost, usage.input_tokens - 1)
+        if not usage.tells_cached:
+            return
+        ghost_tokens = ticket.ghost_blocks * ticket.placing.block_tokens
+        for books in (self, self._lane(ticket.worker)):
+            books.input_tokens += usage.input_tokens
+            books.cached_tokens += usage.cached_tokens
+            books.ghost_tokens += min(ghost_tokens, usage.input_tokens - 1)
 
     def _learn(self, ticket: Ticket, usage: Usage, now: float) -> None:
         model = ticket.ask.model

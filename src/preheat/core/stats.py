@@ -75,7 +75,9 @@ class Counters:
 
 class UpstreamCounts(msgspec.Struct):
     """One server behind an engine, as it has been asked. `up` is 0 while it is left alone for its
-    failures, else 1; None where only those have asked it that are gone."""
+    failures, else 1; None where only those have asked it that are gone. Of several equal ones also: what it is
+    (`dialect`), how what it holds is known (`trust`), `queue_s` of prefill that wait there, and of the prompt tokens
+    that it counted those its cache had, and would have had with round robin (`ghost_tokens`)."""
 
     address: str = ""
     in_flight: int = 0
@@ -83,12 +85,24 @@ class UpstreamCounts(msgspec.Struct):
     draining: bool = False
     failures: int = 0
     retries: int = 0
+    dialect: str = ""
+    trust: str = ""
+    queue_s: float = 0.0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    ghost_tokens: int = 0
 
     def add(self, other: "UpstreamCounts") -> None:
         """Add what another process has of it."""
         self.in_flight += other.in_flight
         self.failures += other.failures
         self.retries += other.retries
+        self.queue_s += other.queue_s
+        self.input_tokens += other.input_tokens
+        self.cached_tokens += other.cached_tokens
+        self.ghost_tokens += other.ghost_tokens
+        self.dialect = self.dialect or other.dialect
+        self.trust = self.trust or other.trust
         self.draining = self.draining or other.draining
         if other.up is not None:
             self.address = other.address
@@ -96,7 +110,7 @@ class UpstreamCounts(msgspec.Struct):
 
     def retire(self) -> None:
         """Whoever asked it is gone."""
-        self.in_flight, self.up, self.draining = 0, None, False
+        self.in_flight, self.up, self.draining, self.queue_s = 0, None, False, 0.0
 
 
 class Snapshot(msgspec.Struct):

@@ -164,7 +164,7 @@ class Group:
     def workers(self) -> list[WorkerState]:
         """All of them, those that are leaving last."""
         now = time.monotonic()
-        return [one.state(now) for one in (*self._workers, *self._leaving)]
+        return [self._state(one, now) for one in (*self._workers, *self._leaving)]
 
     def set_draining(self, worker: str, *, is_draining: bool) -> bool:
         """Let that one take nothing more, or again. Whether there is one of that name."""
@@ -210,6 +210,17 @@ class Group:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(one.client.aclose() for one in (*self._workers, *self._leaving)))
+
+    def _state(self, worker: Worker, now: float) -> WorkerState:
+        state = worker.state(now)
+        attended = self._attendants.get(worker)
+        if self._router is None or len(self._workers) < 2 or worker in self._leaving:
+            return state
+        return msgspec.structs.replace(
+            state,
+            dialect="" if attended is None else attended[0].known.dialect,
+            known=self._router.known(worker.number, now),
+        )
 
     # choosing
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from preheat.core.breaker import Breaker
+from preheat.core.router import Known
 from preheat.errors import EngineError
 from preheat.transport.client import Response
 
@@ -51,7 +52,8 @@ class HttpClient(Protocol):
 
 class WorkerState(msgspec.Struct, frozen=True):
     """A worker as an operator sees it. `is_up`: it isn't left alone for its failures; `retries`
-    were answered by others instead."""
+    were answered by others instead. `dialect` is what it said it is; `known` is the router's, where it
+    is one of several."""
 
     name: str
     address: str
@@ -61,6 +63,8 @@ class WorkerState(msgspec.Struct, frozen=True):
     failures: int
     retries: int
     last_error_kind: str
+    dialect: str = ""
+    known: Known | None = None
 
 
 class Worker:

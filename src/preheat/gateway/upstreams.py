@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from preheat.core.router import Known
 from preheat.core.stats import UpstreamCounts
 from preheat.core.types import Ask
 from preheat.engines import Engine
@@ -144,6 +145,7 @@ class Upstreams:
         found: dict[str, UpstreamCounts] = {}
         for state in (one for engine in self.engines.values() for one in engine.workers()):
             if state.name not in found:
+                known = state.known or Known()
                 found[state.name] = UpstreamCounts(
                     address=state.address,
                     in_flight=state.in_flight,
@@ -151,6 +153,12 @@ class Upstreams:
                     draining=state.state == "draining",
                     failures=state.failures,
                     retries=state.retries,
+                    dialect=state.dialect,
+                    trust=known.trust,
+                    queue_s=known.queue_s,
+                    input_tokens=known.input_tokens,
+                    cached_tokens=known.cached_tokens,
+                    ghost_tokens=known.ghost_tokens,
                 )
         return found
 

@@ -147,13 +147,27 @@ class _Collector:
             "Of its requests, those asked elsewhere then.",
             labels=labels,
         )
+        queue = GaugeMetricFamily(
+            "preheat_upstream_queue_seconds", "Prefill that waits there, expected.", labels=labels
+        )
+        tokens = CounterMetricFamily(
+            "preheat_upstream_prompt_tokens",
+            "Of prompts: all that it counted, those its cache had, and would have had with round robin.",
+            labels=[*labels, "of"],
+        )
         for name, counts in self._counted.upstreams.items():
             if counts.up is not None:
                 up.add_metric([name], counts.up)
                 in_flight.add_metric([name], counts.in_flight)
             failures.add_metric([name], counts.failures)
             retries.add_metric([name], counts.retries)
-        yield from (up, in_flight, failures, retries)
+            if not counts.trust:
+                continue
+            queue.add_metric([name], counts.queue_s)
+            tokens.add_metric([name, "all"], counts.input_tokens)
+            tokens.add_metric([name, "cached"], counts.cached_tokens)
+            tokens.add_metric([name, "round_robin"], counts.ghost_tokens)
+        yield from (up, in_flight, failures, retries, queue, tokens)
 
 
 _TOTALS: Final = {

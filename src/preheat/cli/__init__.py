@@ -15,6 +15,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "load": "send a recorded load to a live address, paced, and report what came back",
     "replay": "what each cache, router, tier and policy would have saved on a trace or log",
     "headroom": "how much each lever could save at most on a trace: routing, tiers, restarts",
+    "warm": "have prefixes computed on servers before anybody asks, in idle moments only",
+    "verify": "tell which prefixes are warm on which server: proven, refuted or unknown",
     "doctor": "find out why something doesn't work, or why there are no hits",
 }
 

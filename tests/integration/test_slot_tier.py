@@ -1,0 +1,306 @@
+"""The disk tier of slot files on a real llama.cpp server, and what goes wrong there."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("xllamacpp", reason="the embedded engine isn't installed")
+pytest.importorskip("gguf", reason="the tiny model is written with gguf")
+
+from preheat.core.slot_desk import Holding
+from preheat.engines.child import ChildSettings, EngineChild
+from preheat.engines.dialects.calls import Call, Prompt
+from preheat.engines.dialects.llamacpp import LlamaCpp
+from preheat.engines.direct import Direct
+from preheat.engines.slot_folder import SlotFolder
+from preheat.engines.slot_names import Kept
+from preheat.engines.slot_tier import SlotTier, identity_of, slot_tier
+from preheat.errors import ConfigError, EngineError
+from tiny_model import KV_BYTES_A_TOKEN, write_tiny_gguf
+
+pytestmark = pytest.mark.timeout(120)
+SLOTS = 3
+DIALECT = LlamaCpp()
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("weights") / "tiny.gguf"
+    write_tiny_gguf(path)
+    return str(path)
+
+
+class Rig:
+    """A server, a folder, and the tier between them."""
+
+    def __init__(self, engine: EngineChild, direct: Direct, tier: SlotTier) -> None:
+        self.engine = engine
+        self.direct = direct
+        self.tier = tier
+        self.path = tier.folder.path
+
+    async def computed(self, slot: int, ids: list[int]) -> int:
+        """How much of it the slot had."""
+        call = DIALECT.warm(Prompt(ids=ids, slot=slot))
+        assert call is not None
+        cached = DIALECT.read_cached((await self.direct.ask(call))[1])
+        assert cached is not None
+        assert cached.cached_tokens is not None
+        return cached.cached_tokens
+
+    async def kept(self, slot: int, name: int, tokens: int = 400) -> tuple[Kept, list[int]]:
+        """A prompt computed in that slot, and its file."""
+        ids = words(name, tokens)
+        await self.computed(slot, ids)
+        holding = Holding("t", f"s{name}", [name], tokens)
+        assert (await self.tier.save(slot, holding)).ok
+        kept = self.tier.find("t", [name, 99])
+        assert kept is not None
+        return kept, ids
+
+
+@asynccontextmanager
+async def rig(
+    weights: str,
+    path: Path,
+    *,
+    saves: bool = True,
+    serves: Path | None = None,
+    budget: int = 2**30,
+    limit_s: float = 10.0,
+) -> AsyncIterator[Rig]:
+    settings = ChildSettings(
+        model=weights,
+        slots=SLOTS,
+        ctx_tokens=SLOTS * 4_096,
+        cache_ram_mib=0,
+        slot_save_dir=str(serves or path) if saves else "",
+    )
+    engine = EngineChild(settings, on_event=lambda _name, _fields: None)
+    await engine.start()
+    assert engine.url is not None
+    direct = Direct(engine.url, api_key=engine.api_key, dialect="llamacpp")
+    tier = None
+    try:
+        folder = SlotFolder(
+            path,
+            identity=await identity_of(direct),
+            secret=b"k",
+            budget_bytes=budget,
+            max_age_s=3_600.0,
+        )
+        folder.open(0.0)
+        tier = await slot_tier(direct, folder, limit_s=limit_s)
+        yield Rig(engine, direct, tier)
+    finally:
+        if tier is not None:
+            await tier.aclose()
+        await direct.aclose()
+        await engine.aclose()
+
+
+def words(first: int, length: int) -> list[int]:
+    return [30 + (11 * first + 7 * i) % 200 for i in range(length)]
+
+
+@pytest.mark.asyncio
+async def test_a_session_comes_back_after_others_took_its_slot(
+    weights: str, tmp_path: Path
+) -> None:
+    async with rig(weights, tmp_path) as one:
+        kept, ids = await one.kept(0, 1)
+        assert kept.size_bytes >= 400 * KV_BYTES_A_TOKEN
+        assert await one.computed(0, words(2, 400)) == 0
+        moved = await one.tier.restore(0, kept)
+        assert (moved.ok, moved.tokens, moved.size_bytes) == (True, 400, kept.size_bytes)
+        assert await one.computed(0, [*ids, 77]) == 400
+        assert one.tier.counts.written_bytes == one.tier.counts.read_bytes == kept.size_bytes
+        assert one.tier.counts.failed == {}
+        assert 0 < one.tier.load_s(kept) < 1.0
+        assert one.tier.fetch_s(kept) == 0.0
+        assert one.tier.tier().load_s(kept.size_bytes) > 0.0
+
+
+@pytest.mark.asyncio
+async def test_a_burst_finds_it_in_every_slot(weights: str, tmp_path: Path) -> None:
+    async with rig(weights, tmp_path) as one:
+        kept, ids = await one.kept(0, 1)
+        assert await one.tier.fan_out(kept, [1, 2, 7]) == [1, 2]
+        asked = [one.computed(slot, [*ids, 70 + slot]) for slot in range(SLOTS)]
+        assert await asyncio.gather(*asked) == [400] * SLOTS
+
+
+@pytest.mark.asyncio
+async def test_a_restart_begins_with_the_newest_files(weights: str, tmp_path: Path) -> None:
+    async with rig(weights, tmp_path) as one:
+        for slot in range(SLOTS):
+            await one.kept(slot, slot)
+        await one.tier.restore(2, (await one.kept(2, 0))[0])
+        await one.tier.over("t", "s1")
+    async with rig(weights, tmp_path) as one:
+        newest = one.tier.folder.newest()
+        assert [one.tier.find("t", [name]) for name in (0, 2)] == newest
+        for slot, kept in enumerate(newest):
+            assert (await one.tier.restore(slot, kept)).ok
+        assert await one.computed(0, [*words(0, 400), 5]) == 400
+        assert await one.computed(1, [*words(2, 400), 5]) == 400
+
+
+@pytest.mark.asyncio
+async def test_a_file_of_another_model_is_never_loaded(weights: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.gguf"
+    other.write_bytes(Path(weights).read_bytes()[:-4_096] + bytes(4_096))
+    folder = tmp_path / "slots"
+    async with rig(weights, folder) as one:
+        await one.kept(0, 1)
+    async with rig(str(other), folder) as one:
+        assert one.tier.find("t", [1, 99]) is None
+        assert one.tier.folder.newest() == []
+        assert len(list(folder.iterdir())) == 1
+        with pytest.raises(ConfigError, match="another model"):
+            await slot_tier(
+                one.direct,
+                SlotFolder(folder, identity="0" * 32, secret=b"k", budget_bytes=1, max_age_s=1.0),
+            )
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip"])
+@pytest.mark.asyncio
+async def test_a_damaged_file_never_reaches_the_server(
+    weights: str, tmp_path: Path, harm: str
+) -> None:
+    """The server dies of a file cut short, and computes on with a changed one."""
+    async with rig(weights, tmp_path) as one:
+        kept, _ = await one.kept(0, 1)
+        content = bytearray((tmp_path / kept.name).read_bytes())
+    content = content[:-100] if harm == "cut" else content
+    content[len(content) // 2] ^= 1
+    (tmp_path / kept.name).write_bytes(content)
+    async with rig(weights, tmp_path) as one:
+        kept = one.tier.folder.newest()[0]
+        moved = await one.tier.restore(0, kept)
+        assert (moved.ok, moved.why) == (False, "damaged")
+        assert one.tier.find("t", [1]) is None
+        assert await one.computed(0, words(1, 400)) == 0  # it lives, and has nothing
+        assert one.tier.counts.failed == {"damaged": 1}
+
+
+@pytest.mark.asyncio
+async def test_a_disk_that_is_full_is_a_miss(weights: str, tmp_path: Path) -> None:
+    async with rig(weights, tmp_path) as one:
+        await one.computed(0, words(1, 400))
+        begin = one.tier.folder.begin
+
+        def begin_on_a_full_disk(expected_bytes: int, now: float) -> str | None:
+            part = begin(expected_bytes, now)
+            assert part is not None
+            (tmp_path / part).symlink_to("/dev/full")  # every write there fails with ENOSPC
+            return part
+
+        one.tier.folder.begin = begin_on_a_full_disk  # type: ignore[method-assign]
+        moved = await one.tier.save(0, Holding("t", "s", [1], 400))
+        assert not moved.ok
+        assert "Unable to save slot" in moved.why
+        assert one.tier.counts.failed == {"refused": 1}
+        assert list(tmp_path.iterdir()) == []
+        assert await one.computed(0, [*words(1, 400), 9]) == 400
+
+
+@pytest.mark.asyncio
+async def test_a_budget_that_is_too_small_is_a_miss(weights: str, tmp_path: Path) -> None:
+    async with rig(weights, tmp_path, budget=1_000) as one:
+        await one.computed(0, words(1, 400))
+        moved = await one.tier.save(0, Holding("t", "s", [1], 400))
+        assert (moved.ok, moved.why) == (False, "full")
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.asyncio
+async def test_what_the_server_refuses_is_told_in_its_words(weights: str, tmp_path: Path) -> None:
+    async with rig(weights, tmp_path, saves=False) as one:
+        await one.computed(0, words(1, 400))
+        moved = await one.tier.save(0, Holding("t", "s", [1], 400))
+        assert not moved.ok
+        assert "slot-save-path" in moved.why
+        assert (await one.tier.save(SLOTS, Holding("t", "s", [1], 1))).why == "slot"
+
+
+@pytest.mark.asyncio
+async def test_a_slot_that_holds_something_else_isnt_kept(weights: str, tmp_path: Path) -> None:
+    async with rig(weights, tmp_path) as one:
+        await one.computed(0, words(1, 400))
+        moved = await one.tier.save(0, Holding("t", "s", [1], 401))
+        assert (moved.ok, moved.why, moved.tokens) == (False, "changed", 400)
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_writes_elsewhere_is_noticed(weights: str, tmp_path: Path) -> None:
+    async with rig(weights, tmp_path / "ours", serves=tmp_path / "theirs") as one:
+        await one.computed(0, words(1, 400))
+        moved = await one.tier.save(0, Holding("t", "s", [1], 400))
+        assert (moved.ok, moved.why) == (False, "elsewhere")
+
+
+@pytest.mark.asyncio
+async def test_a_busy_slot_is_waited_for_no_longer_than_allowed(
+    weights: str, tmp_path: Path
+) -> None:
+    async with rig(weights, tmp_path, limit_s=0.3) as one:
+        kept, _ = await one.kept(0, 1)
+        said = Call(
+            b"POST",
+            b"/completion",
+            b'{"prompt": "x", "n_predict": 3000, "ignore_eos": true, "id_slot": 1}',
+        )
+        under_way = asyncio.create_task(one.direct.ask(said))
+        await asyncio.sleep(0.2)
+        moved = await one.tier.restore(1, kept)
+        assert (moved.ok, moved.why) == (False, "late")
+        assert not under_way.done()
+        assert (await one.tier.restore(2, kept)).ok  # the others go on
+        assert one.tier.counts.failed == {"late": 1}
+        under_way.cancel()
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_died_is_a_miss(weights: str, tmp_path: Path) -> None:
+    async with rig(weights, tmp_path) as one:
+        kept, _ = await one.kept(0, 1)
+        await one.engine.aclose()
+        moved = await one.tier.restore(0, kept)
+        assert not moved.ok
+        assert one.tier.find("t", [1]) is kept  # the file is as good as before
+
+
+@pytest.mark.asyncio
+async def test_what_a_request_waits_for_comes_before_what_is_for_later(tmp_path: Path) -> None:
+    done: list[bytes] = []
+
+    async def ask(call: Call) -> tuple[int, bytes]:
+        done.append(call.path)
+        await asyncio.sleep(0.01)
+        raise EngineError("down", kind="connect")
+
+    folder = SlotFolder(tmp_path, identity="1" * 32, secret=b"k", budget_bytes=10**6, max_age_s=9.0)
+    folder.open(0.0)
+    holding = Holding("t", "s", [1], 1)
+    part = folder.begin(4, 1.0)
+    assert part is not None
+    (tmp_path / part).write_bytes(os.urandom(4))
+    kept = folder.finish(part, holding, 4, 1.0)
+    assert isinstance(kept, Kept)
+    tier = SlotTier(folder, ask, slots=4, clock=lambda: 1.0)
+    await tier.start()
+    saves = [asyncio.create_task(tier.save(slot, holding)) for slot in (0, 1)]
+    await asyncio.sleep(0)
+    moved = await tier.restore(3, kept)
+    assert (moved.ok, moved.why) == (False, "connect")
+    assert {(await one).why for one in saves} == {"connect"}
+    assert [path[7:8] for path in done] == [b"3", b"0", b"1"]
+    await tier.aclose()
+    assert (await tier.restore(3, kept)).why == "closed"

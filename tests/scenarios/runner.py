@@ -20,6 +20,7 @@ and the engine was called once for each miss and bypass.
 
 import contextlib
 import json
+import re
 import socket
 import statistics
 import time
@@ -294,7 +295,7 @@ class Single(_Scenario, frozen=True, kw_only=True):
 
     def play(self, play: Play) -> None:
         position = len(play.fake.bodies)
-        replies = [play.ask(self.path, self.body) for _ in range(2)]
+        replies = [play.ask(self.path, _with_tokens(self.body)) for _ in range(2)]
         for name, value in self.expect.items():
             SINGLE_CHECKS[name](self, replies, play.fake.bodies[position:], value)
 
@@ -396,6 +397,13 @@ def _filled(template: Any, i: int) -> Any:
     return json.loads(json.dumps(template).replace("{i}", str(i)))
 
 
+def _with_tokens(template: Any) -> Any:
+    """ "<2000 tokens fixed>" becomes so many words."""
+    return json.loads(
+        re.sub(r"<(\d+) tokens fixed>", lambda m: "word " * int(m[1]), json.dumps(template))
+    )
+
+
 def _prompt(number: int) -> bytes:
     message = {"role": "user", "content": f"Prompt {number}"}
     return json.dumps({"model": "m1", "temperature": 0, "messages": [message]}).encode()
@@ -423,6 +431,7 @@ SETTINGS: Final[Mapping[str, Callable[[Any], str]]] = {
     "fallback_message": lambda value: f"engines.fallback_message = {json.dumps(value)}",
     "l1_max_bytes": lambda value: f"l1.bytes = {value}",
     "l1_max_entries": lambda value: f"l1.entries = {value}",
+    "auto_breakpoints": lambda value: f"engines.upstream.auto_breakpoints = {str(value).lower()}",
 }
 
 
@@ -839,10 +848,32 @@ def _usage_kept(
         assert set(value) <= set(reply.json["usage"])
 
 
+def _marks(sent: bytes) -> list[list[bool]]:
+    """Which blocks of the system prompt, and of each message, are marked."""
+    body = json.loads(sent)
+    contents = [body["system"], *(message["content"] for message in body["messages"])]
+    return [
+        ["cache_control" in block for block in content] if isinstance(content, list) else [False]
+        for content in contents
+    ]
+
+
+def _breakpoint_on_system(_: Single, __: list[Reply], sent: list[bytes], value: int) -> None:
+    for body in sent:
+        assert [place for place, is_marked in enumerate(_marks(body)[0]) if is_marked] == [value]
+
+
+def _breakpoints_at_most(_: Single, __: list[Reply], sent: list[bytes], value: int) -> None:
+    assert sent
+    assert all(sum(map(sum, _marks(body))) <= value for body in sent)
+
+
 SINGLE_CHECKS: Final[Mapping[str, Callable[[Single, list[Reply], list[bytes], Any], None]]] = {
     "forwarded": _forwarded,
     "stored_in_response_cache": _stored,
     "usage_fields_kept": _usage_kept,
+    "breakpoint_on_system_index": _breakpoint_on_system,
+    "breakpoints_max": _breakpoints_at_most,
 }
 
 

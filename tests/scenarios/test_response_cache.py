@@ -25,7 +25,6 @@ LATER = {
     **dict.fromkeys((f"S1-{number}" for number in range(25, 36)), "needs the semantic layer"),
     "S1-44": "embeddings aren't cached yet",
     "S1-45": "the Responses API isn't cached yet",
-    "S1-48": "the gateway sets no breakpoints yet",
 }
 """Scenarios of parts that the product doesn't have yet: they aren't played at all."""
 

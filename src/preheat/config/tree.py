@@ -278,6 +278,12 @@ class EngineSettings(Section, frozen=True):
             description="Ask streams for their usage where the client doesn't; off for servers that refuse stream_options."
         ),
     ] = True
+    auto_breakpoints: Annotated[
+        bool,
+        Meta(
+            description="Mark where cached prefixes should end (`cache_control`) in /v1/messages requests that have no marks of their own; a provider bills 1.25 times for what it writes and 0.1 for what it reads."
+        ),
+    ] = False
     forward_headers: Annotated[
         tuple[str, ...],
         Meta(description="More request headers to send it; they become part of the key."),

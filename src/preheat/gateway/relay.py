@@ -95,6 +95,7 @@ class Relay:
         model = model_of(exchange)
         engine = self._upstreams.engine_for(model)
         path, body = self._upstreams.named_for(exchange.path, exchange.body, model)
+        body = self._upstreams.marked(path, body, engine)
         path = path.removeprefix(b"/v1")
         if exchange.query:
             path += b"?" + exchange.query

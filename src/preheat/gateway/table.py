@@ -6,7 +6,9 @@ import msgspec
 
 from preheat import wiring
 from preheat.config import Settings, upstreams_of
+from preheat.core.breakpoints import Breakpoints
 from preheat.engines import Engine
+from preheat.engines.dialects import DIALECTS
 from preheat.gateway.hosting import Host
 from preheat.telemetry.logs import Log
 
@@ -24,7 +26,8 @@ class Table(msgspec.Struct, frozen=True):
     """The engines by name, the models by name, and the first engine for every other model.
 
     `identity_of_engine` is what names an engine in the key of a model that isn't configured,
-    `weights` what identifies an embedded engine's model.
+    `weights` what identifies an embedded engine's model, `breakpoints` where prefixes end for those
+    providers that are told.
     """
 
     engines: Mapping[str, Engine]
@@ -32,6 +35,7 @@ class Table(msgspec.Struct, frozen=True):
     identity_of_engine: Mapping[str, str]
     forward_headers: Mapping[str, tuple[bytes, ...]]
     weights: Mapping[str, str] = {}
+    breakpoints: Mapping[str, Breakpoints] = {}
 
 
 def engines_of(settings: Settings, log: Log, host: Host) -> dict[str, tuple[Engine, str]]:
@@ -71,6 +75,11 @@ def table_of(settings: Settings, made: Mapping[str, tuple[Engine, str]]) -> Tabl
             for name, engine in settings.engines.items()
         },
         {name: weights for name, (_, weights) in made.items()},
+        {
+            name: Breakpoints(DIALECTS["anthropic"].least_tokens)
+            for name, engine in settings.engines.items()
+            if engine.auto_breakpoints
+        },
     )
 
 

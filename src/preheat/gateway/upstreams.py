@@ -15,6 +15,7 @@ from preheat.gateway.intake import KEYED_HEADERS, Sender
 from preheat.gateway.table import Table
 from preheat.transport.client import Response
 from preheat.transport.server import Head
+from preheat.wire.anthropic import with_breakpoints
 from preheat.wire.splice import change_field, insert_field, set_field
 
 _HOP_BY_HOP: Final = frozenset(
@@ -70,6 +71,7 @@ class Upstreams:
         self._first = next(iter(table.engines))
         self._identity_of_engine = table.identity_of_engine
         self._forward_headers = table.forward_headers
+        self._breakpoints = table.breakpoints
         self.weights = table.weights
 
     def engine_for(self, model: str) -> Engine:
@@ -104,6 +106,14 @@ class Upstreams:
             return b"/v1/models/" + quote(known.alias).encode(), body
         alias = msgspec.json.encode(known.alias)
         return path, change_field(body, "model", lambda _: alias)
+
+    def marked(self, path: bytes, body: bytes, engine: Engine) -> bytes:
+        """The body of a request to Anthropic's API, with marks where prefixes should end if the
+        operator wants that."""
+        breakpoints = self._breakpoints.get(engine.name)
+        if breakpoints is None or path != b"/v1/messages":
+            return body
+        return with_breakpoints(body, breakpoints.places)
 
     def headers_for(self, head: Head, engine: Engine) -> list[tuple[bytes, bytes]]:
         """What goes upstream with a cacheable request: what the key holds, and what can't matter.

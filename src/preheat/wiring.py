@@ -239,6 +239,9 @@ def engine(
         breaker=Breaker(settings.breaker_failures, settings.breaker_open_s),
         rules=rules(settings),
         routing=build(f"engines.{name}.routing", settings.routing, routing.POLICIES),
+        shadow=None
+        if settings.shadow.name == "off"
+        else build(f"engines.{name}.shadow", settings.shadow, routing.POLICIES),
         care=Care(settings.dialect, api_key, settings.poll_s) if settings.poll_s else None,
         inject_usage=settings.inject_usage,
         on_event=on_event,

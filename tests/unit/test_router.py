@@ -180,19 +180,19 @@ def test_only_what_goes_beyond_round_robin_is_saved_by_us() -> None:
     for number in range(40):
         now = 10.0 * number
         serve(made, ask(*range(30), 900 + number), now)
-    counts = made.counts
-    assert counts.placed == 40
-    assert counts.input_tokens == 40 * 31 * 128
-    assert counts.cached_tokens == 39 * 30 * 128, "one miss, then always there"
-    assert counts.ghost_tokens == 36 * 30 * 128, "in turn each of four has one miss"
+    known = [made.known(worker, 400.0) for worker in FLEET]
+    assert sum(one.input_tokens for one in known) == 40 * 31 * 128
+    cached = sum(one.cached_tokens for one in known)
+    assert cached == 39 * 30 * 128, "one miss, then always there"
+    ghost = sum(one.ghost_tokens for one in known)
+    assert ghost == 36 * 30 * 128, "in turn each of four has one miss"
 
 
 def test_a_second_rule_is_compared_and_not_followed() -> None:
     made = Router(POLICIES["preheat"](), shadow=POLICIES["round_robin"]())
     for number in range(20):
         serve(made, ask(*range(30)), 10.0 * number)
-    shadow = made.counts.shadow
-    assert shadow is not None
-    assert shadow.choices == 20
-    assert 4 <= shadow.agreed <= 6
-    assert shadow.sooner_s > 0.0
+    known = [made.known(worker, 300.0) for worker in FLEET]
+    assert sum(one.shadow_agreed + one.shadow_differed for one in known) == 20
+    assert 4 <= sum(one.shadow_agreed for one in known) <= 6
+    assert sum(one.shadow_sooner_s for one in known) > 0.0

@@ -209,6 +209,12 @@ class EngineSettings(Section, frozen=True):
             description='Which of `urls` gets a request: "preheat" weighs each one\'s queue, the part of the prompt that it holds, and what computing the rest does to others; "least_loaded", "round_robin" and more stand beside it.'
         ),
     ] = Choice(name="preheat")
+    shadow: Annotated[
+        Choice,
+        Meta(
+            description='A second rule that is asked the same and not followed: /preheat/v1/workers and metrics say how often it would have chosen otherwise, and what that would have cost; "off": none.'
+        ),
+    ] = Choice(name="off")
     dialect: Annotated[
         Literal["auto", "openai", "anthropic", "vllm", "sglang", "tgi", "llamacpp"],
         Meta(description='What kind of server the `urls` are; "auto": each is asked.'),

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
-
 from preheat.core.index import PrefixIndex, Stay
 from preheat.core.placing import Candidate, Placing
 from preheat.core.routing import RoutingPolicy
@@ -51,15 +49,6 @@ class Ghost:
         self._index.left(worker)
 
 
-class ShadowCounts(msgspec.Struct):
-    """How a second rule's choices compare. `sooner_s` sums how much sooner our choices' first tokens were
-    expected than its own."""
-
-    choices: int = 0
-    agreed: int = 0
-    sooner_s: float = 0.0
-
-
 class Shadow:
     """A second rule that is asked the same and not followed.
 
@@ -68,18 +57,15 @@ class Shadow:
     """
 
     def __init__(self, policy: RoutingPolicy) -> None:
-        self.counts = ShadowCounts()
         self._policy = policy
 
     def compare(
         self, placing: Placing, candidates: Sequence[Candidate], chosen: Candidate, now: float
-    ) -> None:
-        """What it would have chosen of the same candidates."""
+    ) -> tuple[bool, float]:
+        """Whether it would have chosen the same; how much sooner our choice's first token is expected
+        than its own's."""
         other = candidates[self._policy.choose(placing, candidates, now)]
-        counts = self.counts
-        counts.choices += 1
-        counts.agreed += other is chosen
-        counts.sooner_s += _expected_s(other) - _expected_s(chosen)
+        return other is chosen, _expected_s(other) - _expected_s(chosen)
 
     def finished(self, placing: Placing, worker: int, now: float) -> None:
         """The request has ended, where we had sent it."""

@@ -24,6 +24,8 @@ _KEEP: Final = 0.998
 _ERRORS: Final = 512
 _LEAST_S: Final = 1e-3
 """Below a millisecond a relative error says more about clocks than about engines."""
+_LEAST_TOKEN_S: Final = 2e-5
+"""No engine says 50,000 tokens a second to one client: what comes so fast was said before."""
 
 
 class ServiceTimes:
@@ -110,6 +112,21 @@ class Timing(msgspec.Struct, frozen=True):
     steps: int = 1
 
 
+def came_whole(ttft_s: float | None, service_s: float, output_tokens: int) -> bool:
+    """Whether an answer came in one piece: it wasn't streamed (None), or whoever passed it on kept it
+    until it was all there. Then the time to its first token says nothing of its prompt.
+
+    >>> came_whole(None, 2.0, 9), came_whole(1.9999, 2.0, 9), came_whole(0.5, 2.0, 9)
+    (True, True, False)
+    >>> came_whole(2.0, 2.0, 1)  # its only token
+    False
+    """
+    if ttft_s is None:
+        return True
+    steps = output_tokens - 1
+    return steps > 0 and service_s - ttft_s <= max(_LEAST_S, _LEAST_TOKEN_S * steps)
+
+
 Row = tuple[float, float, float, float, float]
 """Counts of steps, new tokens, pairs, decoded tokens, contexts: what the prices stand for."""
 
@@ -177,20 +194,21 @@ class _Learned:
         steps = max(0, timing.output_tokens - 1)
         context = timing.new_tokens + timing.context_tokens + 1
         decoding = decode_row(steps, context, timing.sequences)
-        if timing.ttft_s is None:
+        ttft_s = timing.ttft_s
+        if ttft_s is None or came_whole(ttft_s, timing.service_s, timing.output_tokens):
             service_s = max(_LEAST_S, timing.service_s)
             both = cast("Row", tuple(a + b for a, b in zip(row, decoding, strict=True)))
             self.count += 1
             self.fit.add(both, service_s, 1.0 / service_s**2)
             return
-        ttft_s = max(_LEAST_S, timing.ttft_s)
+        decode_s = timing.service_s - ttft_s
+        ttft_s = max(_LEAST_S, ttft_s)
         if self.count >= _ENOUGH:
             expected_s = cost_s(row, self.prices())
             self.errors.append(abs(expected_s - ttft_s) / ttft_s)
         self.count += 1
         self.fit.add(row, ttft_s, 1.0 / ttft_s**2)
-        decode_s = timing.service_s - timing.ttft_s
-        if steps > 0 and decode_s > _LEAST_S:
+        if steps > 0:
             self.fit.add(decoding, decode_s, 1.0 / decode_s**2)
 
     def prices(self) -> Sequence[float]:

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from preheat.core.beside import Ghost, Shadow, ShadowCounts
+from preheat.core.beside import Ghost, Shadow
 from preheat.core.costs import Errors, ServiceLearner, ServiceModel, Timing
 from preheat.core.index import PrefixIndex, Stay
 from preheat.core.memo import Memo
@@ -71,20 +71,11 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     wait_s: float = 0.0
 
 
-class RouterCounts(msgspec.Struct, frozen=True):
-    """Of all requests that engines counted the tokens of: how many of them their caches had, and how
-    many they would have had with round robin (`core.beside`). The difference is what routing saved."""
-
-    placed: int = 0
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    ghost_tokens: int = 0
-    shadow: ShadowCounts | None = None
-
-
 class Known(msgspec.Struct, frozen=True):
-    """What is known of one worker. `trust` is how (`core.residency`); the tokens are of the answers
-    that it counted, as in `RouterCounts`."""
+    """What is known of one worker. `trust` is how (`core.residency`). Of the answers whose prompt tokens it
+    counted: those tokens, those its cache had, and those that it would have had with round robin
+    (`core.beside`): the difference is what routing saved. Of its requests, how many a second rule would have
+    sent there too, and how much sooner (in sum) the first tokens of the others were expected here."""
 
     trust: str = ""
     held_blocks: int = 0
@@ -93,6 +84,9 @@ class Known(msgspec.Struct, frozen=True):
     input_tokens: int = 0
     cached_tokens: int = 0
     ghost_tokens: int = 0
+    shadow_agreed: int = 0
+    shadow_differed: int = 0
+    shadow_sooner_s: float = 0.0
 
 
 class _Lane:
@@ -108,6 +102,8 @@ class _Lane:
         self.reported_s = 0.0  # what others have sent there, by the worker's own word
         self.reported_at = 0.0  # when it said so; it is being done since
         self.input_tokens = self.cached_tokens = self.ghost_tokens = 0
+        self.shadow_agreed = self.shadow_differed = 0
+        self.shadow_sooner_s = 0.0
 
     @property
     def is_busy(self) -> bool:
@@ -153,7 +149,6 @@ class Router:
         self._policy = policy
         self._shadow = None if shadow is None else Shadow(shadow)
         self._ghost = Ghost()
-        self.input_tokens = self.cached_tokens = self.ghost_tokens = 0
         self._learner = ServiceLearner()
         self._service: Memo[str, ServiceModel] = Memo(_MODELS)
         self._token_bytes: Memo[str, float] = Memo(_MODELS)
@@ -205,7 +200,7 @@ class Router:
             candidates.append(one)
         chosen = candidates[self._policy.choose(placing, candidates, now)]
         if self._shadow is not None:
-            self._shadow.compare(placing, candidates, chosen, now)
+            self._compare(self._shadow, placing, candidates, chosen, now)
         best = max(overlaps.values(), default=0) * block_tokens
         least_queue_s = min(one.queue_s for one in candidates)
         return chosen, placing, min(int(best), tokens - 1), least_queue_s
@@ -240,14 +235,6 @@ class Router:
         else:
             self.index.failed(ticket.stay, now)
 
-    @property
-    def counts(self) -> RouterCounts:
-        """What came of it all so far."""
-        shadow = None if self._shadow is None else self._shadow.counts
-        return RouterCounts(
-            self._numbers, self.input_tokens, self.cached_tokens, self.ghost_tokens, shadow
-        )
-
     def service(self, model: str) -> ServiceModel | None:
         """What was learned of this model's speed; None before ten answers."""
         return self._service[model]
@@ -267,6 +254,9 @@ class Router:
             lane.input_tokens,
             lane.cached_tokens,
             lane.ghost_tokens,
+            lane.shadow_agreed,
+            lane.shadow_differed,
+            lane.shadow_sooner_s,
         )
 
     def queue_s(self, worker: int, now: float) -> float:
@@ -351,10 +341,24 @@ class Router:
         if not usage.tells_cached:
             return
         ghost_tokens = ticket.ghost_blocks * ticket.placing.block_tokens
-        for books in (self, self._lane(ticket.worker)):
-            books.input_tokens += usage.input_tokens
-            books.cached_tokens += usage.cached_tokens
-            books.ghost_tokens += min(ghost_tokens, usage.input_tokens - 1)
+        lane = self._lane(ticket.worker)
+        lane.input_tokens += usage.input_tokens
+        lane.cached_tokens += usage.cached_tokens
+        lane.ghost_tokens += min(ghost_tokens, usage.input_tokens - 1)
+
+    def _compare(
+        self,
+        shadow: Shadow,
+        placing: Placing,
+        candidates: Sequence[Candidate],
+        chosen: Candidate,
+        now: float,
+    ) -> None:
+        is_same, sooner_s = shadow.compare(placing, candidates, chosen, now)
+        lane = self._lane(chosen.number)
+        lane.shadow_agreed += is_same
+        lane.shadow_differed += not is_same
+        lane.shadow_sooner_s += sooner_s
 
     def _learn(self, ticket: Ticket, usage: Usage, now: float) -> None:
         model = ticket.ask.model

@@ -169,6 +169,9 @@ class Upstreams:
                     input_tokens=known.input_tokens,
                     cached_tokens=known.cached_tokens,
                     ghost_tokens=known.ghost_tokens,
+                    shadow_agreed=known.shadow_agreed,
+                    shadow_differed=known.shadow_differed,
+                    shadow_sooner_s=known.shadow_sooner_s,
                 )
         return found
 

@@ -155,6 +155,16 @@ class _Collector:
             "Of prompts: all that it counted, those its cache had, and would have had with round robin.",
             labels=[*labels, "of"],
         )
+        shadow = CounterMetricFamily(
+            "preheat_upstream_shadow",
+            "Its requests, by what a second rule would have chosen.",
+            labels=[*labels, "choice"],
+        )
+        sooner = GaugeMetricFamily(
+            "preheat_upstream_shadow_sooner_seconds",
+            "How much sooner first tokens were expected here than where that rule would have sent them.",
+            labels=labels,
+        )
         for name, counts in self._counted.upstreams.items():
             if counts.up is not None:
                 up.add_metric([name], counts.up)
@@ -167,7 +177,10 @@ class _Collector:
             tokens.add_metric([name, "all"], counts.input_tokens)
             tokens.add_metric([name, "cached"], counts.cached_tokens)
             tokens.add_metric([name, "round_robin"], counts.ghost_tokens)
-        yield from (up, in_flight, failures, retries, queue, tokens)
+            shadow.add_metric([name, "same"], counts.shadow_agreed)
+            shadow.add_metric([name, "other"], counts.shadow_differed)
+            sooner.add_metric([name], counts.shadow_sooner_s)
+        yield from (up, in_flight, failures, retries, queue, tokens, shadow, sooner)
 
 
 _TOTALS: Final = {

@@ -1,0 +1,1 @@
+"""How fast each memory tier of this machine is: measured, not looked up."""

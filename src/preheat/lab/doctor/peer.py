@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from preheat.engines.dialects.calls import Call
 from preheat.errors import EngineError
 from preheat.lab.doctor.finding import Finding
 from preheat.transport.client import Client, Timeouts
@@ -105,6 +106,10 @@ class Peer:
     async def post(self, path: str, body: dict[str, Any]) -> Reply:
         """Post JSON. Raises EngineError."""
         return await self._ask(b"POST", path, msgspec.json.encode(body))
+
+    async def send(self, call: Call) -> Reply:
+        """Ask what a dialect made. Raises EngineError."""
+        return await self._ask(call.method, self.root + call.path.decode(), call.body)
 
     async def aclose(self) -> None:
         """Close its connections."""

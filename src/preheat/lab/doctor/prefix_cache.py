@@ -27,23 +27,23 @@ _WARM_SHARE: Final = 0.5
 _FASTER: Final = 2.0
 _FASTER_S: Final = 0.05
 
-_SHOW: Final = {
+SHOW: Final = {
     "vllm": "start vLLM with --enable-prompt-tokens-details",
     "sglang": "start SGLang with --enable-cache-report",
     "llamacpp": "update llama.cpp: newer ones tell it in the usage",
     "tgi": "nothing: TGI has no way to tell it",
 }
-_TURN_ON: Final = {
+TURN_ON: Final = {
     "vllm": "start vLLM without --no-enable-prefix-caching; some models can't cache prefixes",
     "sglang": "start SGLang without --disable-radix-cache",
     "llamacpp": "start llama.cpp without --no-cache-prompt, and with enough slots or --cache-ram",
     "tgi": "start TGI without PREFIX_CACHING=0",
 }
-_SHOW_ANY: Final = (
+SHOW_ANY: Final = (
     "vLLM tells it with --enable-prompt-tokens-details, SGLang with --enable-cache-report, "
     "llama.cpp by itself; TGI can't"
 )
-_TURN_ON_ANY: Final = (
+TURN_ON_ANY: Final = (
     "turn the server's prefix caching on; where several servers stand behind this address, the "
     "second request may have met another one: give them as urls"
 )
@@ -128,7 +128,7 @@ def judge(about: str, seen: Seen) -> Finding:
             "note" if seen.kind == "tgi" else "warning",
             f"it caches prefixes ({proof}), but its usage doesn't tell cached_tokens",
             _HIDDEN_WHY,
-            _SHOW.get(seen.kind, _SHOW_ANY),
+            SHOW.get(seen.kind, SHOW_ANY),
         )
     disproof = _proof_of_none(seen)
     if disproof:
@@ -138,7 +138,7 @@ def judge(about: str, seen: Seen) -> Finding:
             "warning",
             f"it computed a repeated prompt of {seen.input_tokens} tokens again ({disproof})",
             _OFF_WHY,
-            _TURN_ON.get(seen.kind, _TURN_ON_ANY),
+            TURN_ON.get(seen.kind, TURN_ON_ANY),
         )
     return Finding(
         "cached-tokens-unknown",
@@ -147,7 +147,7 @@ def judge(about: str, seen: Seen) -> Finding:
         f"its usage doesn't tell cached_tokens, and a repeated prompt took {seen.warm_s:.3f} s "
         f"after {seen.cold_s:.3f} s: it may cache prefixes or not",
         _HIDDEN_WHY,
-        f"{_SHOW.get(seen.kind, _SHOW_ANY)}; then ask the doctor again",
+        f"{SHOW.get(seen.kind, SHOW_ANY)}; then ask the doctor again",
     )
 
 

@@ -60,7 +60,7 @@ def test_the_saving_is_told_in_words_and_in_tables(
         assert word in said
     for word in ("The engines' own prefix caches save", "The response cache answers 0 of 120"):
         assert word in said
-    assert "- Routing by prefix isn't in Preheat's gateway yet" in said
+    assert "- A tier needs an engine that has one." in said
     levers = said.split("Levers, each alone and all together\n")[1].split("\n\n")[0].splitlines()
     assert len(levers) == 6
     assert len({len(line) for line in levers}) == 1

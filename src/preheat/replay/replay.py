@@ -221,12 +221,12 @@ def _cautions(trace: Trace, fitted: Fitted | None, *, has_lengths: bool) -> Iter
         )
     if trace.block_tokens:
         yield (
-            "Routing by prefix isn't in Preheat's gateway yet, and a tier needs an engine that has one: "
-            "both are what could be had, the response cache is what the gateway does today."
+            "A tier needs an engine that has one. The gateway routes by what it thinks each server "
+            "holds, and the replay by what it holds: routing and tier are what can be had at most."
         )
     else:
         yield "The trace has no blocks of prompts: nothing about prefixes can be concluded."
-        yield "Routing isn't in Preheat's gateway yet: its waits are what could be had."
+        yield "Queues are known here exactly, and to a gateway as far as it fills them itself."
     if fitted is None:
         yield "The service model is given, not fitted to this trace: compare arms, not clocks."
     else:

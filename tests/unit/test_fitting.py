@@ -233,7 +233,40 @@ class Row(NamedTuple):
     fields: dict[str, Any]
 
 
-def test_of_a_log_only_streamed_answers_of_engines_count() -> None:
+def in_one_piece(row: Served, *, streamed: bool) -> Served:
+    return msgspec.structs.replace(row, ttft_s=row.service_s if streamed else None)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_answers_in_one_piece_teach_no_first_token(*, streamed: bool) -> None:
+    """Not even where they are nearly all of the log, and take it for their own."""
+    rows = served(1e4)
+    mixed = [
+        row if number % 3 == 0 else in_one_piece(row, streamed=streamed)
+        for number, row in enumerate(rows)
+    ]
+    found = fit_times(mixed, batch_tokens=BATCH)
+    assert found.requests == sum(row.first_s is not None for row in mixed) < 70
+    assert found.model.token_s == pytest.approx(TRUE.token_s, rel=0.02)
+    assert found.ttft.p90 < 0.02
+    with pytest.raises(ConfigError, match="at least 15 answered requests that were streamed"):
+        fit_times([in_one_piece(row, streamed=streamed) for row in rows])
+
+
+def test_an_engine_that_answers_others_in_one_piece_meanwhile_is_no_slower_for_it() -> None:
+    rows = served(7.0)
+    chance = random.Random(3)
+    mixed = [in_one_piece(row, streamed=False) if chance.random() < 0.5 else row for row in rows]
+    true_s = TRUE.prefill_s(1000)
+    found_s = fit(mixed, batch_tokens=BATCH).model.prefill_s(1000)
+    alone_s = fit(
+        [row for row in mixed if row.ttft_s is not None], batch_tokens=BATCH
+    ).model.prefill_s(1000)
+    assert found_s == pytest.approx(true_s, rel=0.1)
+    assert abs(found_s - true_s) < 0.5 * abs(alone_s - true_s)
+
+
+def test_of_a_log_only_answers_of_engines_count() -> None:
     about = {
         "stream": True,
         "status": 200,
@@ -252,4 +285,7 @@ def test_of_a_log_only_streamed_answers_of_engines_count() -> None:
         Row(3_000_000, "forward", {**about, "status": 429}),
         Row(3_000_000, "forward", {**about, "input_tokens": None}),
     ]
-    assert served_of(rows) == [Served("up.1", 2.0, 0.5, 0.75, 100, 0, 9)]
+    assert served_of(rows) == [
+        Served("up.1", 2.0, 0.5, 0.75, 100, 0, 9),
+        Served("up.1", 3.0, None, 0.75, 100, 0, 9),
+    ]

@@ -128,6 +128,10 @@ def failing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ([row(n) for n in range(9)], "at least 15 answered requests"),
         (
             [row(n, ttft_s=1.0, service_s=1.0) for n in range(60)],
+            "didn't come in one piece",
+        ),
+        (
+            [row(n, ttft_s=1.0, service_s=1.2) for n in range(60)],
             "what a token costs can't be told",
         ),
     ],

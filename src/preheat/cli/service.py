@@ -103,10 +103,11 @@ def _fit(options: argparse.Namespace, trace: "Trace", step_tokens: int) -> "Fitt
             "own request log has them (docs/request-log.md). Give speeds with --service FILE"
         )
     served = served_in(options.trace)
-    if not served:
+    if all(one.first_s is None for one in served):
         raise ConfigError(
             f"{what} has no measured times: none of its {len(trace.arrivals):,} requests is a streamed "
-            "answer of an engine that told its tokens. Give speeds with --service FILE"
+            "answer of an engine that told its tokens, and didn't come in one piece. Give speeds with "
+            "--service FILE"
         )
     try:
         return fit_times(served, batch_tokens=step_tokens)

@@ -4,7 +4,9 @@ Requests share an engine's steps, so a request's seconds aren't for its own toke
 engine did when is reconstructed first (`timeline`). Then each request gives two equations: the
 seconds to its first token, and from there to its last, are what was done meanwhile times the
 prices, found by least squares without negatives. A few rounds settle both. An equation's weight is
-one over its expected time, so that slow moments count by their share and the totals stay true.
+one over its expected time, so that slow moments count by their share and the totals stay true. An
+answer that came in one piece, streamed or not, doesn't tell when its first token came: it is only
+counted as work that was done beside the others.
 """
 
 from collections import defaultdict
@@ -54,19 +56,19 @@ class LogRow(Protocol):
 
 
 def served_of(rows: Iterable[LogRow]) -> list[Served]:
-    """The streamed answers of engines among these rows, whose times and tokens are all known."""
+    """The answers of engines among these rows, whose times and tokens are all known. The log has a
+    `ttft_s` of those that weren't streamed, too: their head's."""
     served = []
     for row in rows:
         about = row.fields
         told = [about[name] for name in ("ttft_s", "service_s", "input_tokens", "output_tokens")]
-        is_answer = row.layer == "forward" and about["stream"] and about["status"] == 200
-        if is_answer and None not in told:
+        if row.layer == "forward" and about["status"] == 200 and None not in told:
             ttft_s, service_s, input_tokens, output_tokens = told
             served.append(
                 Served(
                     about["engine_worker"] or "",
                     row.at_us / 1e6,
-                    ttft_s,
+                    ttft_s if about["stream"] else None,
                     service_s,
                     input_tokens,
                     about["cached_tokens"] or 0,
@@ -140,8 +142,8 @@ class Fitted(msgspec.Struct, frozen=True):
 def fit(served: Sequence[Served], *, batch_tokens: int = 0, is_one_host: bool = False) -> Fitted:
     """The prices that tell these requests' times best. `batch_tokens` is into what pieces the
     engine cuts a prompt; 0: it doesn't. Workers of one host share its memory, and may slow each
-    other: by how much is fitted, too. Raises ConfigError for fewer than ten requests."""
-    _check_enough(len(served))
+    other: by how much is fitted, too. Raises ConfigError for fewer than ten streamed answers."""
+    _check_enough(len(_streamed(served)))
     crowds = _crowds(served)
     tried = _SLOWDOWNS if is_one_host and len(crowds) > 1 else (0.0,)
     return min(
@@ -151,27 +153,32 @@ def fit(served: Sequence[Served], *, batch_tokens: int = 0, is_one_host: bool = 
 
 def fit_times(served: Sequence[Served], *, batch_tokens: int = 0) -> Fitted:
     """`fit` of a log's newest requests, with errors that it hasn't seen: those of a fit to the first
-    two thirds, on the last one. Raises ConfigError for fewer than 15 requests, and where times
-    don't tell what a prompt's token costs."""
+    two thirds, on the last one. Raises ConfigError for fewer than 15 streamed answers, and where
+    times don't tell what a prompt's token costs."""
     rows = sorted(served, key=lambda one: one.asked_at)[-_MOST_ROWS:]
-    _check_enough(len(rows), _LEAST_JUDGED)
-    cut = round(_FITTED_SHARE * len(rows))
-    before = fit(rows[:cut], batch_tokens=batch_tokens).model
+    streamed = _streamed(rows)
+    _check_enough(len(streamed), _LEAST_JUDGED)
+    since = streamed[round(_FITTED_SHARE * len(streamed))].asked_at
+    before = fit([one for one in rows if one.asked_at < since], batch_tokens=batch_tokens).model
     made = fit(rows, batch_tokens=batch_tokens)
-    _check_tokens_count(rows, made)
-    firsts, rests = _equations(
-        _crowds(rows), _prices_of(before), batch_tokens, since=rows[cut].asked_at
-    )
+    _check_tokens_count(streamed, made)
+    firsts, rests = _equations(_crowds(rows), _prices_of(before), batch_tokens, since=since)
     return msgspec.structs.replace(
         made, ttft=_errors(firsts, _prices_of(before)), decode=_errors(rests, _prices_of(before))
     )
 
 
+def _streamed(served: Sequence[Served]) -> list[Served]:
+    """Those that tell when their first token came."""
+    return [one for one in served if one.first_s is not None]
+
+
 def _check_tokens_count(rows: Sequence[Served], made: Fitted) -> None:
     """Whether the model knows more of first tokens than their median, and has a price of a token."""
     lengths = {one.new_tokens for one in rows}
-    middle_s = median(one.ttft_s for one in rows)
-    plain = Errors.of([abs(middle_s - one.ttft_s) / max(_LEAST_S, one.ttft_s) for one in rows])
+    firsts_s = [one.first_s for one in rows if one.first_s is not None]
+    middle_s = median(firsts_s)
+    plain = Errors.of([abs(middle_s - first_s) / max(_LEAST_S, first_s) for first_s in firsts_s])
     is_free = made.model.token_s == made.model.attention_s == 0.0
     if len(lengths) == 1 or is_free or made.ttft.p50 >= plain.p50:
         raise ConfigError(
@@ -218,9 +225,8 @@ def _fit(
         (cost_s(row, prices) - took_s) ** 2 / max(_LEAST_S, took_s)
         for row, took_s in (*firsts, *rests)
     )
-    requests = sum(len(crowd) for crowd in crowds.values())
     errors = _errors(firsts, prices), _errors(rests, prices)
-    return left, Fitted(model_of(prices), *errors, requests, slowdown)
+    return left, Fitted(model_of(prices), *errors, len(firsts), slowdown)
 
 
 def fit_points(points: Sequence[Timing]) -> Fitted:
@@ -231,7 +237,7 @@ def fit_points(points: Sequence[Timing]) -> Fitted:
     rests: list[Equation] = []
     for one in points:
         if one.ttft_s is None:
-            continue  # the log has no such: an answer in one piece has its own first byte
+            continue  # it came in one piece
         row = prefill_row(one.new_tokens, one.context_tokens, one.steps)
         firsts.append((row, one.ttft_s))
         if one.output_tokens > 1:
@@ -247,8 +253,8 @@ def fit_points(points: Sequence[Timing]) -> Fitted:
 def _check_enough(count: int, least: int = _LEAST_ROWS) -> None:
     if count < least:
         raise ConfigError(
-            f"a service model needs at least {least} answered requests with their times, "
-            f"here are {count}; take a longer log"
+            f"a service model needs at least {least} answered requests that were streamed, with their "
+            f"times, here are {count}; take a longer log"
         )
 
 

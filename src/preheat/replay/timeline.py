@@ -3,7 +3,9 @@
 Between any two such moments of a worker it is known whose prompt was waited for and who decoded:
 prompts are computed one after the other, in the order of their first tokens, and all who decode
 get a token each step. So a request's tokens are spread over its spans of time, by how many steps a
-span had at the present prices.
+span had at the present prices. When the first token of an answer came that was told in one piece isn't
+known: such a request shares its time between prompt and answer as these prices do, and gives no
+equation. But it keeps the worker busy: without it others would be told to cost what it does.
 """
 
 from bisect import bisect_left, bisect_right
@@ -14,30 +16,30 @@ from typing import Final
 
 import msgspec
 
-from preheat.core.costs import Row, cost_s, pairs
+from preheat.core.costs import Row, came_whole, cost_s, decode_row, pairs, prefill_row
 
 NOTHING: Final[Row] = (0.0, 0.0, 0.0, 0.0, 0.0)
-_LEAST_S: Final = 1e-3
 
 Equation = tuple[Row, float]
 """What was done in a window of time, and how long that is."""
 
 
 class Served(msgspec.Struct, frozen=True, gc=False):
-    """One request that an engine answered, streamed: when it was asked (seconds), what it said."""
+    """One request that an engine answered: when it was asked (seconds), what it said. `ttft_s` is
+    None where the answer wasn't streamed."""
 
     worker: str
     asked_at: float
-    ttft_s: float
+    ttft_s: float | None
     service_s: float
     input_tokens: int
     cached_tokens: int
     output_tokens: int
 
     @property
-    def first_at(self) -> float:
-        """When its first token came."""
-        return self.asked_at + self.ttft_s
+    def first_s(self) -> float | None:
+        """Until its first token; None where the answer came in one piece, which doesn't tell it."""
+        return None if came_whole(self.ttft_s, self.service_s, self.output_tokens) else self.ttft_s
 
     @property
     def ended_at(self) -> float:
@@ -104,16 +106,18 @@ class Timeline:
         others: Sequence[Busy] = (),
         slowdown: float = 0.0,
     ) -> None:
-        self._crowd = sorted(crowd, key=lambda one: one.first_at)
+        firsts = sorted(zip(_firsts_at(crowd, prices), crowd, strict=True), key=lambda one: one[0])
+        self._crowd = [one for _, one in firsts]
+        self._firsts = [at for at, _ in firsts]
         self._batch_tokens = batch_tokens
         self._cuts = sorted(
-            {at for one in crowd for at in (one.asked_at, one.first_at, one.ended_at)}
+            {at for first_at, one in firsts for at in (one.asked_at, first_at, one.ended_at)}
         )
         self._spans = [_Span(*both) for both in pairwise(self._cuts)]
-        for place, one in enumerate(self._crowd):
-            for span in self._between(one.asked_at, one.first_at):
+        for place, (first_at, one) in enumerate(firsts):
+            for span in self._between(one.asked_at, first_at):
                 span.prompts.append(place)
-            for span in self._between(one.first_at, one.ended_at):
+            for span in self._between(first_at, one.ended_at):
                 span.decoding.append(place)
         for span in self._spans:
             self._keep_leaders(span)
@@ -122,19 +126,20 @@ class Timeline:
             span.steps = self._steps_in(span, prices)
 
     def tell(self, firsts: list[Equation], rests: list[Equation], *, since: float = -inf) -> None:
-        """An equation for each first token, and one for each answer after it; of those who asked
-        from then on."""
+        """An equation for each first token that was seen, and one for each answer after it; of those
+        who asked from then on."""
         counts = self._counts()
         done = list(accumulate(counts, _plus, initial=NOTHING))
-        for one in self._crowd:
-            if one.asked_at < since:
+        for first_at, one in zip(self._firsts, self._crowd, strict=True):
+            first_s = one.first_s
+            if first_s is None or one.asked_at < since:
                 continue
             asked, first, ended = (
-                bisect_left(self._cuts, at) for at in (one.asked_at, one.first_at, one.ended_at)
+                bisect_left(self._cuts, at) for at in (one.asked_at, first_at, one.ended_at)
             )
-            firsts.append((_minus(done[first], done[asked]), one.ttft_s))
-            if one.output_tokens > 1 and one.service_s - one.ttft_s > _LEAST_S:
-                rests.append((_minus(done[ended], done[first]), one.service_s - one.ttft_s))
+            firsts.append((_minus(done[first], done[asked]), first_s))
+            if one.output_tokens > 1:
+                rests.append((_minus(done[ended], done[first]), one.service_s - first_s))
 
     def _between(self, begin: float, end: float) -> list[_Span]:
         return self._spans[bisect_left(self._cuts, begin) : bisect_left(self._cuts, end)]
@@ -142,9 +147,8 @@ class Timeline:
     def _keep_leaders(self, span: _Span) -> None:
         """Of the prompts only what is computed now: the next to be ready, several if together."""
         if span.prompts:
-            ready_at = self._crowd[span.prompts[0]].first_at
-            crowd = self._crowd
-            span.prompts = [place for place in span.prompts if crowd[place].first_at == ready_at]
+            ready_at = self._firsts[span.prompts[0]]
+            span.prompts = [place for place in span.prompts if self._firsts[place] == ready_at]
 
     def _steps_in(self, span: _Span, prices: Sequence[float]) -> float:
         count = len(span.decoding)
@@ -198,6 +202,30 @@ class Timeline:
 
     def _pieces(self, one: Served) -> int:
         return -(-one.new_tokens // self._batch_tokens) if self._batch_tokens else 1
+
+
+def _firsts_at(crowd: Sequence[Served], prices: Sequence[float]) -> list[float]:
+    """When each one's first token came, or may have: where the time of its prompt and that of its
+    answer, beside all who are there with it, part."""
+    begins, ends = sorted(one.asked_at for one in crowd), sorted(one.ended_at for one in crowd)
+    found = []
+    for one in crowd:
+        first_s = one.first_s
+        if first_s is None:
+            middle = one.asked_at + 0.5 * one.service_s
+            here = max(1, bisect_right(begins, middle) - bisect_right(ends, middle))
+            first_s = _prompt_share(one, prices, here) * one.service_s
+        found.append(one.asked_at + first_s)
+    return found
+
+
+def _prompt_share(one: Served, prices: Sequence[float], sequences: int) -> float:
+    if one.output_tokens <= 1:
+        return 1.0
+    prompt_s = cost_s(prefill_row(one.new_tokens, one.cached_tokens, 1), prices)
+    said = decode_row(one.output_tokens - 1, one.input_tokens + 1, sequences)
+    both_s = prompt_s + cost_s(said, prices)
+    return prompt_s / both_s if both_s > 0.0 else 0.5
 
 
 def _plus(one: Row, other: Row) -> Row:

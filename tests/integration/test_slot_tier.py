@@ -11,12 +11,14 @@ import pytest
 pytest.importorskip("xllamacpp", reason="the embedded engine isn't installed")
 pytest.importorskip("gguf", reason="the tiny model is written with gguf")
 
+from preheat.core.costs import ServiceModel
 from preheat.core.slot_desk import Holding
 from preheat.engines.child import ChildSettings, EngineChild
 from preheat.engines.dialects.calls import Call, Prompt
 from preheat.engines.dialects.llamacpp import LlamaCpp
 from preheat.engines.direct import Direct
 from preheat.engines.slot_folder import SlotFolder
+from preheat.engines.slot_keeper import SlotKeeper, Wanted
 from preheat.engines.slot_names import Kept
 from preheat.engines.slot_tier import SlotTier, identity_of, slot_tier
 from preheat.errors import ConfigError, EngineError
@@ -304,3 +306,113 @@ async def test_what_a_request_waits_for_comes_before_what_is_for_later(tmp_path:
     assert [path[7:8] for path in done] == [b"3", b"0", b"1"]
     await tier.aclose()
     assert (await tier.restore(3, kept)).why == "closed"
+
+
+# Slots with their files --------------------------------------------------------------------------
+
+
+class Sessions:
+    """Conversations on one server, each request in the slot that the keeper names."""
+
+    def __init__(self, one: Rig, keeper: SlotKeeper) -> None:
+        self._one = one
+        self._keeper = keeper
+
+    async def turn(self, name: int, tokens: int) -> tuple[str, int]:
+        """How its prefix came there, and how much of it the server found."""
+        ids = words(name, tokens)
+        blocks = [1_000 * name + place for place in range(tokens // 100)]
+        wanted = Wanted("t", f"s{name}", blocks, tokens)
+        seated = await self._keeper.seat(wanted, ServiceModel(token_s=0.001, attention_s=0.0))
+        cached = await self._one.computed(seated.slot, ids)
+        self._keeper.ended(seated, tokens)
+        return seated.way, cached
+
+
+@asynccontextmanager
+async def sessions(one: Rig) -> AsyncIterator[tuple[Sessions, SlotKeeper]]:
+    keeper = SlotKeeper(one.tier, slots=SLOTS)
+    try:
+        yield Sessions(one, keeper), keeper
+    finally:
+        await keeper.aclose()
+
+
+@pytest.mark.asyncio
+async def test_three_times_as_many_sessions_as_slots_lose_nothing(
+    weights: str, tmp_path: Path
+) -> None:
+    async with rig(weights, tmp_path) as one, sessions(one) as (talk, _):
+        names = range(3 * SLOTS)
+        assert [await talk.turn(name, 400) for name in names] == [("recompute", 0)] * len(names)
+        for name in names:
+            assert await talk.turn(name, 600) == ("restore", 400)
+        last = names[-1]
+        assert await talk.turn(last, 700) == ("hot", 600)
+        assert one.tier.counts.failed == {}
+
+
+@pytest.mark.asyncio
+async def test_a_burst_of_sessions_is_seated_in_turn(weights: str, tmp_path: Path) -> None:
+    async with rig(weights, tmp_path) as one, sessions(one) as (talk, _):
+        names = range(4 * SLOTS)
+        await asyncio.gather(*(talk.turn(name, 300) for name in names))
+        found = await asyncio.gather(*(talk.turn(name, 500) for name in names))
+        assert {cached for _, cached in found} == {300}
+
+
+@pytest.mark.asyncio
+async def test_where_nothing_can_be_saved_it_is_computed_again(
+    weights: str, tmp_path: Path
+) -> None:
+    async with rig(weights, tmp_path, saves=False) as one, sessions(one) as (talk, _):
+        for _ in range(2):
+            for name in range(2 * SLOTS):
+                assert await talk.turn(name, 300) == ("recompute", 0)
+        assert one.tier.counts.failed["refused"] > 0
+
+
+@pytest.mark.asyncio
+async def test_a_session_that_is_over_isnt_saved(weights: str, tmp_path: Path) -> None:
+    async with rig(weights, tmp_path) as one, sessions(one) as (talk, keeper):
+        for name in range(SLOTS):
+            await talk.turn(name, 300)
+            await keeper.over("t", f"s{name}")
+        before = one.tier.counts.saved
+        for name in range(SLOTS, 2 * SLOTS):
+            await talk.turn(name, 300)
+            await keeper.over("t", f"s{name}")
+        assert one.tier.counts.saved - before <= SLOTS
+        assert all(kept.is_over for kept in [one.tier.find("t", [0, 1, 2])] if kept)
+
+
+@pytest.mark.asyncio
+async def test_after_a_restart_of_the_server_files_are_loaded_again(
+    weights: str, tmp_path: Path
+) -> None:
+    async with rig(weights, tmp_path) as one, sessions(one) as (talk, keeper):
+        for name in range(2 * SLOTS):
+            await talk.turn(name, 300)
+        for slot in range(SLOTS):
+            await one.direct.ask(DIALECT.erase(slot))
+        keeper.restarted()
+        assert await talk.turn(0, 400) == ("restore", 300)
+
+
+@pytest.mark.asyncio
+async def test_who_leaves_the_queue_gives_its_turn_to_the_next(
+    weights: str, tmp_path: Path
+) -> None:
+    async with rig(weights, tmp_path) as one, sessions(one) as (_, keeper):
+        service = ServiceModel()
+        seats = [await keeper.seat(Wanted("t", f"s{n}", [n], 10), service) for n in range(SLOTS)]
+        gone, stays = (
+            asyncio.create_task(keeper.seat(Wanted("t", name, [9], 10), service))
+            for name in ("gone", "stays")
+        )
+        await asyncio.sleep(0.05)
+        gone.cancel()
+        keeper.ended(seats[1], None)
+        async with asyncio.timeout(5.0):
+            assert (await stays).slot == seats[1].slot
+        assert gone.cancelled()

@@ -9,7 +9,7 @@ import pytest
 
 from preheat.cli import main
 from preheat.core.costs import ServiceModel, Tier
-from preheat.lab.tiers.machine import disk, memory
+from preheat.cli.machine_speeds import disk, memory
 
 MIB = 2**20
 SIZE = ["--size-mib", "8"]

@@ -27,7 +27,7 @@ def test_a_session_gets_its_slot_again() -> None:
     first = seated(desk, talk("a", 1, 2), 1.0)
     seated(desk, talk("b", 7, 8), 2.0)
     again = desk.take("t", (1, 2, 3))
-    assert again == Seat(first.slot, 2, None)
+    assert again == Seat(first.slot, 20, None)
 
 
 def test_what_a_slot_loses_and_no_file_has_is_named() -> None:
@@ -72,7 +72,7 @@ def test_a_long_sequence_isnt_cut_down_for_a_common_beginning() -> None:
     seated(desk, talk("b", 9), 1.0)
     seat = desk.take("t", (1, 2, 70))
     assert seat is not None
-    assert (seat.slot, seat.found_blocks) == (1 - long.slot, 0)
+    assert (seat.slot, seat.found_tokens) == (1 - long.slot, 0)
 
 
 def test_tenants_find_nothing_of_each_other() -> None:
@@ -80,7 +80,7 @@ def test_tenants_find_nothing_of_each_other() -> None:
     seated(desk, talk("a", 1, 2), 1.0)
     other = desk.take("u", (1, 2))
     assert other is not None
-    assert other.found_blocks == 0
+    assert other.found_tokens == 0
 
 
 def test_after_a_restart_all_are_empty() -> None:

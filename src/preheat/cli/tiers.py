@@ -27,9 +27,9 @@ from preheat.cli.numbers import count, positive
 from preheat.cli.progress import Line
 
 if TYPE_CHECKING:
+    from preheat.cli.machine_speeds import Speed
     from preheat.core.costs import ServiceModel, Tier
-    from preheat.lab.tiers.machine import Speed
-    from preheat.lab.tiers.slots import SlotSpeed
+    from preheat.lab.slot_speeds import SlotSpeed
 
 _USUAL_TOKEN_BYTES: Final = 131_072
 _SHOWN_TOKENS: Final = 8_192
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, then say what it means."""
-    from preheat.lab.tiers.machine import disk, memory
+    from preheat.cli.machine_speeds import disk, memory
 
     line = Line()
     folder = options.folder or Path(tempfile.gettempdir())
@@ -121,8 +121,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def _report(
     options: argparse.Namespace, speeds: "list[Speed]", served: "SlotSpeed | None", folder: str
 ) -> Report:
+    from preheat.cli.machine_speeds import Speed
     from preheat.core.costs import ServiceModel
-    from preheat.lab.tiers.machine import Speed
 
     service, about = ServiceModel(), "8B, 200 TFLOP/s"
     token_bytes: float = options.token_bytes or _USUAL_TOKEN_BYTES
@@ -183,7 +183,7 @@ def _tier(speed: "Speed") -> "Tier | None":
 async def _served(options: argparse.Namespace) -> "SlotSpeed":
     from preheat.engines.direct import Direct
     from preheat.errors import ConfigError
-    from preheat.lab.tiers.slots import FILES, slots
+    from preheat.lab.slot_speeds import FILES, slots
 
     key = ""
     if options.api_key_env:

@@ -20,11 +20,11 @@ class Holding(msgspec.Struct, frozen=True):
 
 
 class Seat(NamedTuple):
-    """A slot for a request, what it has of the prompt, in blocks, and what it is about to lose:
-    a sequence that no file has."""
+    """A slot for a request, about how many tokens it has of the prompt, and what it is about to
+    lose: a sequence that no file has."""
 
     slot: int
-    found_blocks: int
+    found_tokens: int
     losing: Holding | None
 
 
@@ -58,6 +58,12 @@ class SlotDesk:
         """How many requests could be seated now."""
         return sum(not slot.is_busy for slot in self._slots)
 
+    @property
+    def next_slot(self) -> int | None:
+        """Which slot a new session would get."""
+        idle = [slot for slot in self._slots if not slot.is_busy]
+        return min(idle, key=_worth).number if idle else None
+
     def take(self, tenant: str, blocks: Sequence[int]) -> Seat | None:
         """A seat, which is busy from now on; None where all are."""
         idle = [slot for slot in self._slots if not slot.is_busy]
@@ -71,8 +77,12 @@ class SlotDesk:
             slot = min(idle, key=_worth)
             found = _found(slot, tenant, blocks)
         slot.is_busy = True
-        is_lost = slot.holds is not None and found < len(slot.holds.blocks)
-        return Seat(slot.number, found, slot.holds if is_lost and not slot.is_saved else None)
+        holds = slot.holds
+        if holds is None:
+            return Seat(slot.number, 0, None)
+        is_lost = found < len(holds.blocks)
+        tokens = holds.tokens * found // len(holds.blocks) if is_lost else holds.tokens
+        return Seat(slot.number, tokens, holds if is_lost and not slot.is_saved else None)
 
     def restored(self, slot: int, holding: Holding) -> None:
         """A file was loaded into it."""

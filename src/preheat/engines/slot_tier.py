@@ -9,11 +9,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from preheat.core.costs import Tier
+from preheat.core.costs import ServiceModel, Tier, saved_s
 from preheat.core.slot_desk import Holding
 from preheat.core.slot_ways import Speed
 from preheat.engines.dialects.calls import Call, get
@@ -61,10 +61,9 @@ class Counts(msgspec.Struct):
     failed: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-class _Job:
-    def __init__(self, work: Work) -> None:
-        self.work = work
-        self.done: asyncio.Future[Move] = asyncio.get_running_loop().create_future()
+class _Job(NamedTuple):
+    work: Work
+    done: asyncio.Future[Move]
 
 
 class SlotTier:
@@ -131,6 +130,10 @@ class SlotTier:
         """Expected seconds of the engine to load it."""
         return self._loading.expected_s(kept.size_bytes)
 
+    def pays(self, tokens: int, service: ServiceModel) -> bool:
+        """Whether loading so many tokens is quicker than computing them."""
+        return saved_s(service, self.tier(), tokens, self._token_bytes * tokens) > 0.0
+
     def tier(self) -> Tier:
         """What was measured, from a cold file to the slot, for `core.costs`."""
         byte_s = self._fetching.byte_s + self._loading.byte_s
@@ -163,7 +166,7 @@ class SlotTier:
         return [slot for slot in slots if (await self.restore(slot, kept)).ok]
 
     async def over(self, tenant: str, session: str) -> None:
-        """That session won't come back: its files go first."""
+        """As `SlotFolder.over`."""
         await self._do(self._later, lambda: self._told(self.folder.over, tenant, session))
 
     async def erase(self, tenant: str, session: str | None = None) -> None:
@@ -175,7 +178,7 @@ class SlotTier:
     async def _do(self, queue: deque[_Job], work: Work) -> Move:
         if self._owner is None:
             return Move(ok=False, why="closed")
-        job = _Job(work)
+        job = _Job(work, asyncio.get_running_loop().create_future())
         queue.append(job)
         self._has_work.set()
         try:

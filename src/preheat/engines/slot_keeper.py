@@ -1,0 +1,143 @@
+"""The slots of one llama.cpp server with their files: each request gets a slot with its prefix in it."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+
+from preheat.core.costs import ServiceModel
+from preheat.core.slot_desk import Holding, Seat, SlotDesk
+from preheat.core.slot_ways import Prospect, Way, quickest
+from preheat.engines.slot_tier import SlotTier
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A request that wants a slot; `tokens` is about what its prompt has."""
+
+    tenant: str
+    session: str
+    blocks: Sequence[int]
+    tokens: int
+
+
+class Seated(msgspec.Struct, frozen=True):
+    """The slot to name in the request (`id_slot`), and how it came to what it has: `hot` it was there
+    still."""
+
+    wanted: Wanted
+    slot: int
+    way: Way | Literal["hot"]
+    found_tokens: int
+    life: int
+
+
+class SlotKeeper:
+    """Whoever asks this server asks here for a slot first, and says how it ended: then what lies where
+    is known. A sequence that is pushed out is saved where loading it will be quicker than computing,
+    and loaded when it is asked for again.
+
+    The slot that would be taken next is saved in a moment when nothing runs, so that nobody waits for it. No
+    more than that is written: most sessions come back before their slot is taken.
+    """
+
+    def __init__(
+        self, tier: SlotTier, *, slots: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._tier = tier
+        self._desk = SlotDesk(slots)
+        self._slots = slots
+        self._clock = clock
+        self._seats = asyncio.Semaphore(slots)  # it serves in the order of asking
+        self._life = 0
+        self._service = ServiceModel()
+        self._saver: asyncio.Task[None] | None = None
+
+    async def seat(self, wanted: Wanted, service: ServiceModel) -> Seated:
+        """A slot for it, in the order of asking; what it has of the prompt is there when this returns.
+        It is busy until `ended`. `service` is the model's speed on this server, as learned."""
+        self._service = service
+        kept = self._tier.find(wanted.tenant, wanted.blocks)
+        fetch = None
+        if kept is not None and not kept.is_checked:  # hidden behind the queue
+            fetch = asyncio.create_task(self._tier.fetch(kept))
+        try:
+            await self._seats.acquire()
+            seat = self._desk.take(wanted.tenant, wanted.blocks)
+            assert seat is not None  # no more are let in than there are
+            seated = Seated(wanted, seat.slot, "recompute", 0, self._life)
+            try:
+                return await self._filled(seated, seat, service)
+            except BaseException:
+                self.ended(seated, None)
+                raise
+        finally:
+            if fetch is not None:
+                fetch.cancel()
+
+    def ended(self, seated: Seated, tokens: int | None) -> None:
+        """Its request is over. `tokens` are what the slot holds now, by the engine's count: of prompt
+        and answer together, less the last one; None where that isn't known."""
+        wanted = seated.wanted
+        holding = None
+        if tokens is not None:
+            holding = Holding(wanted.tenant, wanted.session, wanted.blocks, tokens)
+        if seated.life == self._life:
+            self._desk.ended(seated.slot, holding, self._clock())
+        self._seats.release()
+        if self._desk.idle == self._slots and self._saver is None:
+            self._saver = asyncio.create_task(self._save_next())
+
+    async def over(self, tenant: str, session: str) -> None:
+        """That session won't come back: its slot and its files are the first to go."""
+        self._desk.over(tenant, session)
+        await self._tier.over(tenant, session)
+
+    def restarted(self) -> None:
+        """The server is another process: its slots are empty."""
+        self._desk.cleared()
+        self._life += 1
+
+    async def aclose(self) -> None:
+        """Save nothing more."""
+        if self._saver is not None:
+            self._saver.cancel()
+            await asyncio.wait([self._saver])
+
+    async def _filled(self, seated: Seated, seat: Seat, service: ServiceModel) -> Seated:
+        wanted = seated.wanted
+        if seat.losing is not None and self._tier.pays(seat.losing.tokens, service):
+            await self._tier.save_now(seat.slot, seat.losing)
+        kept = self._tier.find(wanted.tenant, wanted.blocks)  # it may have been saved meanwhile
+        most = wanted.tokens - 1
+        found = min(seat.found_tokens, most)
+        hot = seated
+        if found:
+            hot = msgspec.structs.replace(seated, way="hot", found_tokens=found)
+        if kept is None or kept.tokens <= found:
+            return hot
+        held = min(kept.tokens, most)
+        choice = quickest(
+            Prospect(
+                recompute_s=service.prefill_s(wanted.tokens - found, found),
+                fetch_s=self._tier.fetch_s(kept),
+                load_s=self._tier.load_s(kept),
+                restored_rest_s=service.prefill_s(wanted.tokens - held, held),
+            )
+        )
+        if choice.way != "restore" or not (await self._tier.restore(seat.slot, kept)).ok:
+            return hot
+        return msgspec.structs.replace(seated, way="restore", found_tokens=held)
+
+    async def _save_next(self) -> None:
+        try:
+            unsaved = self._desk.unsaved()
+            if not unsaved or self._desk.next_slot != unsaved[0][0]:
+                return
+            slot, holding = unsaved[0]
+            pays = self._tier.pays(holding.tokens, self._service)
+            if pays and (await self._tier.save(slot, holding)).ok:
+                self._desk.saved(slot, holding)
+        finally:
+            self._saver = None

@@ -1,1 +1,0 @@
-"""How fast each memory tier of this machine is: measured, not looked up."""

@@ -1,6 +1,7 @@
 """`preheat replay --service`: speeds fitted to a log, kept in a file, read back, and why they can't."""
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from preheat.cli import main
 from preheat.core.costs import ServiceModel
 from preheat.replay import report
+from preheat.replay.fitting import served_in
 
 own = pytest.importorskip(
     "preheat.traces.own", reason="the request log needs the extra 'log'", exc_type=ImportError
@@ -118,6 +120,32 @@ def failing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     said = capsys.readouterr()
     assert said.out == ""
     return said.err
+
+
+def as_others_write_it(folder: Path) -> None:
+    """Folders of days, and times in nanoseconds."""
+    table = own.pa.Table.from_pylist([row(number) for number in range(60)], schema=own.SCHEMA)
+    at = table["at"].cast(own.pa.timestamp("ns", "UTC"))
+    table = table.set_column(table.schema.get_field_index("at"), "at", at)
+    for day in range(2):
+        part = folder / f"day={day}"
+        part.mkdir(parents=True)
+        own.pq.write_table(table.slice(30 * day, 30), part / "part-0.parquet")
+
+
+def with_a_damaged_one(folder: Path) -> None:
+    write(folder, [row(number) for number in range(60)])
+    (folder / "log-late.parquet").write_bytes(b"PAR1" + 100 * b"x")
+
+
+@pytest.mark.parametrize("made", [as_others_write_it, with_a_damaged_one])
+def test_speeds_are_fitted_to_all_that_the_replay_reads(
+    tmp_path: Path, made: Callable[[Path], None]
+) -> None:
+    made(tmp_path / "log")
+    served = served_in([tmp_path / "log"])
+    assert [one.asked_at for one in served] == [1_760_000_000 + 60 * n for n in range(60)]
+    assert main(["replay", str(tmp_path / "log"), *SMALL, "--service", "fit"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ counted as work that was done beside the others.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -30,6 +30,8 @@ from preheat.core.costs import (
 from preheat.core.least_squares import NonNegative
 from preheat.errors import ConfigError
 from preheat.replay.timeline import NOTHING, Busy, Equation, Served, Timeline
+from preheat.traces.own_log import columns_of
+from preheat.traces.reading import sources_of
 
 __all__ = ["Fitted", "Served", "fit", "fit_points", "fit_times", "served_in", "served_of"]
 
@@ -90,30 +92,11 @@ class _Row(NamedTuple):
     fields: dict[str, Any]
 
 
-def served_in(paths: Iterable[Path]) -> list[Served]:
+def served_in(paths: Sequence[Path]) -> list[Served]:
     """The same of request logs, files or folders that hold them; of nothing but the columns that
     are needed. Needs the extra `log`."""
-    served: list[Served] = []
-    for table in _tables(paths):
-        columns = [table[name].to_pylist() for name in _COLUMNS]
-        ats_us = table["at"].cast("int64").to_pylist()
-        rows = (dict(zip(_COLUMNS, values, strict=True)) for values in zip(*columns, strict=True))
-        served += served_of(
-            _Row(at_us, row["layer"], row) for at_us, row in zip(ats_us, rows, strict=True)
-        )
-    return served
-
-
-def _tables(paths: Iterable[Path]) -> Iterator[Any]:
-    from preheat.traces import own  # noqa: PLC0415 - needs the extra `log`
-
-    for path in paths:
-        if path.is_dir():
-            inside = (*path.rglob("log-*.parquet"), *path.rglob("spool-*.arrows"))
-            for folder in sorted({one.parent for one in inside}):
-                yield from own.tables(folder)
-        elif (table := own.file_of(path).load()) is not None:
-            yield table
+    found = columns_of(sources_of(paths), _COLUMNS)
+    return served_of(_Row(at_us, row["layer"], row) for at_us, row in found)
 
 
 class Fitted(msgspec.Struct, frozen=True):

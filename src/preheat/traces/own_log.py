@@ -19,6 +19,7 @@ from preheat.traces.numbering import (
     ratio_of,
 )
 from preheat.traces.reader import Draft, Format, Reading
+from preheat.traces.rules import Rules
 from preheat.traces.source import Head, Source
 from preheat.traces.turns import Turns
 from preheat.traces.written import TOKENS_UNIT, Written, written_of
@@ -88,6 +89,25 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
         is_dated=trace is None,
         is_ordered=trace is not None,
     )
+
+
+def columns_of(
+    sources: Sequence[Source], names: Sequence[str]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """When each request of these logs came (microseconds since 1970), and these columns of its row.
+    Files that are damaged (reading them as a trace tells it), or lack one of them, are left out."""
+    for source, file in _files(sources, Reading(Rules(), "skip", None)):
+        try:
+            table = file.load()
+            if table is None or not {*names} <= {*table.schema.names}:
+                continue
+            table = _checked(source, table)
+            ats_us = table["at"].cast("int64").to_numpy().tolist()
+            columns = [_listed(table[name]) for name in names]
+        except _DAMAGE:
+            continue
+        for at_us, *values in zip(ats_us, *columns, strict=True):
+            yield at_us, dict(zip(names, values, strict=True))
 
 
 def _files(sources: Sequence[Source], reading: Reading) -> Iterator[tuple[Source, "LogFile"]]:

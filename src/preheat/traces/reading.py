@@ -49,7 +49,7 @@ def read(
     there, is empty, or is of another or no known format.
     """
     reading = Reading(rules, on_bad, progress)
-    sources = _found([paths] if isinstance(paths, str | Path) else paths)
+    sources = sources_of([paths] if isinstance(paths, str | Path) else paths)
     name = _format_of(sources, format)
     draft = _format(name).read(sources, reading)
     if rules.sessions == "drawn" and not reading.has_sessions:
@@ -88,7 +88,8 @@ def _in_order(draft: Draft, reading: Reading) -> Sequence[Arrival]:
     return ordered
 
 
-def _found(paths: Sequence[Path | str]) -> list[Source]:
+def sources_of(paths: Sequence[Path | str]) -> list[Source]:
+    """These files, and those of these folders that may be a trace. Raises TraceError."""
     sources: list[Source] = []
     for path in map(Path, paths):
         if path.is_dir():

@@ -21,6 +21,7 @@ from benchmarks import (
     index_speed,
     miss_path,
     pauses,
+    prefix_warm,
     replay_speed,
     request_log,
     retention,
@@ -28,6 +29,7 @@ from benchmarks import (
     routing,
     soak,
     stampede,
+    warm_foreground,
 )
 from benchmarks.report import BenchmarkError, Progress, Result, figures_table, machine
 
@@ -54,6 +56,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "index_speed": index_speed,
     "miss_path": miss_path,
     "pauses": pauses,
+    "prefix_warm": prefix_warm,
     "replay_speed": replay_speed,
     "request_log": request_log,
     "retention": retention,
@@ -61,6 +64,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "routing": routing,
     "soak": soak,
     "stampede": stampede,
+    "warm_foreground": warm_foreground,
 }
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)

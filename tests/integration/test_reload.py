@@ -450,3 +450,17 @@ def test_many_signals_at_once_end_with_the_last_file(
             return asked_model(fake) == "real-29"
 
         wait_for(is_last)
+
+
+def test_servers_that_come_by_a_reload_are_looked_after(
+    fake: Fake, other: Fake, tmp_path: Path
+) -> None:
+    with served(QUIET + engine("one", fake), tmp_path) as gateway:
+        gateway.ask("alone")
+        assert '"event":"upstream-known"' not in gateway.gateway.stderr
+        gateway.reload(QUIET + engine("one", fake, other))
+        wait_for(lambda: gateway.gateway.stderr.count('"event":"upstream-known"') == 2)
+        gateway.reload(QUIET + engine("another", fake, other))
+        wait_for(lambda: gateway.gateway.stderr.count('"event":"upstream-known"') == 4)
+        reply = gateway.ask("many")
+        assert reply.headers["x-preheat-route"].startswith("overlap=0, best=0, input=")

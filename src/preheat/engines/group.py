@@ -77,6 +77,7 @@ class Group:
         self._name = name
         self._router = router
         self._care = care
+        self._is_started = False
         self._attendants: dict[Worker, tuple[Attendant, asyncio.Task[None]]] = {}
         self._connect = connect
         self._breaker = breaker
@@ -143,6 +144,7 @@ class Group:
 
     def start(self) -> None:
         """Look after those that there are to choose from, from now on."""
+        self._is_started = True
         router, care = self._router, self._care
         chosen = self._workers if router is not None and len(self._workers) > 1 else []
         for worker in [one for one in self._attendants if one not in chosen]:
@@ -190,7 +192,7 @@ class Group:
             if self._router is not None:
                 self._router.left(one.number)
             self._own(self._leave(one))
-        if self._attendants:
+        if self._is_started:
             self.start()
         if rules.health_path != self._rules.health_path:
             for one in arranged:

@@ -1,7 +1,8 @@
 """New settings for a gateway that goes on serving: all of them, or none."""
 
 import asyncio
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 import msgspec
 
@@ -55,7 +56,7 @@ class Reload:
         self._keyring = keyring
         self._host = host
         self._log = log
-        self._closing: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def prepare(self, settings: Settings) -> Prepared:
         """Make all that is new, and change nothing yet. Raises ConfigError."""
@@ -77,17 +78,18 @@ class Reload:
         return Prepared(settings, table_of(settings, made), tuple(moved), tuple(gone))
 
     def commit(self, prepared: Prepared) -> None:
-        """From now on these hold. What is under way ends as it began.
-
-        New engines need no start: those that are processes of ours don't change in place.
-        """
+        """From now on these hold. What is under way ends as it began."""
         settings = prepared.settings
+        known = {id(engine) for engine in self._upstreams.engines.values()}
         for name in prepared.moved:
             engine = self._upstreams.engines[name]
             assert isinstance(engine, OpenAi), "only groups of servers have addresses"
             group = settings.engines[name]
             engine.reconfigure(config.upstreams_of(group), wiring.rules(group))
         self._upstreams.change(prepared.table)
+        for engine in prepared.table.engines.values():
+            if id(engine) not in known:  # not a process of ours: those don't change in place
+                self._own(engine.start())
         self._intake.key_by(keyed_headers(settings))
         self._keyring.forget()
         self._proxy.fallback = settings.fallback_message
@@ -97,15 +99,18 @@ class Reload:
         )
         self.settings = settings
         for engine in prepared.gone:
-            task = asyncio.get_running_loop().create_task(engine.retire())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._own(engine.retire())
 
     async def aclose(self) -> None:
         """End what still waits for the last answers of engines that are gone."""
-        for task in tuple(self._closing):
+        for task in tuple(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 def _is_same_group(old: EngineSettings, new: EngineSettings) -> bool:

@@ -196,7 +196,7 @@ def figures(
     later = _learned(rows, asked, spec, lambda one: one.at >= split_at)
     workers = sorted({one.worker for one in asked if one.worker})
     placed = [workers.index(one.worker) if one.worker else 0 for one in asked]
-    free = replayed(trace, Servers(asked, known, spec), split_at)
+    free = replayed(trace, Servers(asked, known, spec, ctx_tokens=CTX_TOKENS), split_at)
     told_placed = replayed(trace, Servers(asked, known, spec, placed=placed), split_at)
     seen, told = _seen(asked, split_at, live.prefill_s), _told(asked, free, split_at)
     same = [

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks import chat
+from benchmarks.closure_replay import RULE
 from benchmarks.process import Server, on_core, running
 from benchmarks.rawhttp import HOST, Connection, post
 from benchmarks.report import BenchmarkError
@@ -77,7 +78,7 @@ class Engine:
 
 @contextlib.contextmanager
 def engine(
-    name: str, settings: ChildSettings, api_key: str, *, folder: Path, core: int
+    name: str, settings: ChildSettings, api_key: str, *, folder: Path, core: int | None
 ) -> Iterator[Engine]:
     """It is loaded when this begins, and gone when it ends."""
     errors = folder / f"{name}.err"
@@ -127,6 +128,7 @@ def gateway(
     file.write_text(
         f'[listen]\naddress = "{HOST}:0"\n'
         f'[engines.{GROUP}]\nkind = "openai"\nurls = [{urls}]\napi_key_env = "BENCH_ENGINE"\n'
+        f'routing = {{ name = "{RULE}" }}\n'
         f'[models.{MODEL}]\nengine = "{GROUP}"\n'
         '[tenants.t]\napi_key_env = "BENCH_KEY"\n[l2]\nkind = "off"\n'
         f'[log]\nenabled = true\npath = "{folder / "log"}"\n'

@@ -1,8 +1,9 @@
 """The replayed side of `closure`: the product's replay, with llama.cpp's servers as its engines.
 
 Who asks, what the controller answers itself, who joins and what is kept is the code of
-`preheat replay` (`whatif.run_through`). Of its own it has the engines only, and the rule by which
-the gateway chooses between equal upstreams.
+`preheat replay` (`whatif.run_through`); where a request goes is said by the gateway's own
+`core.router`, which learns from the simulated answers what it learned from the live ones. Of its
+own it has the engines only.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from preheat.core.blocks import BLOCK_BYTES
+from preheat.core.router import Ask, Router, Ticket
+from preheat.core.routing import POLICIES
+from preheat.core.types import Usage
 from preheat.replay.fitting import Fitted, fit, served_of
 from preheat.replay.kernel import Kernel
 from preheat.replay.llamacpp import Host, Prompt, Server, ServerSpec
@@ -20,6 +25,9 @@ from preheat.replay.whatif import Setup, run_through
 from preheat.replay.worker import Job
 from preheat.traces.arrival import Arrival, Trace
 from preheat.traces.own import Logged
+
+RULE = "preheat"
+"""`engines.NAME.routing`, by default; the live side says it, too."""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -92,7 +100,8 @@ def learned(rows: Sequence[Logged], asked: Sequence[Asked], spec: ServerSpec) ->
 
 class Servers:
     """Equal servers on one host, as `whatif.Engines`. `placed` says which of them each forward goes
-    to; else the gateway's rule does. `prompts` are those that were asked, by number."""
+    to; else the gateway's router does, which knows that the slots of each hold `ctx_tokens` (0: it
+    wasn't told). `prompts` are those that were asked, by number."""
 
     def __init__(
         self,
@@ -101,6 +110,7 @@ class Servers:
         spec: ServerSpec,
         *,
         count: int = 2,
+        ctx_tokens: int = 0,
         placed: Sequence[int] | None = None,
     ) -> None:
         self.kernel = Kernel()
@@ -109,10 +119,23 @@ class Servers:
         self._placed = placed
         service, host = known.service.model, Host(known.service.slowdown)
         self._servers = [
-            Server(spec, service, self.kernel, known.overlap, self._ended, host=host)
+            Server(
+                spec,
+                service,
+                self.kernel,
+                known.overlap,
+                self._ended,
+                host=host,
+                on_first=self._began,
+            )
             for _ in range(count)
         ]
-        self._turn = 0
+        self._router = Router(POLICIES[RULE]())
+        for worker in range(count):
+            self._router.speaks(worker, shares_running=False)
+            if ctx_tokens:
+                self._router.holds_tokens(worker, ctx_tokens, 0.0)
+        self._tickets: dict[int, Ticket] = {}
         self._told: dict[int, tuple[Job, Callable[[Job], None]]] = {}
 
     @property
@@ -123,17 +146,31 @@ class Servers:
     def send(self, job: Job, session: str, then: Callable[[Job], None]) -> None:
         """Ask one of them."""
         number = job.number
-        if self._placed is not None:
-            place = self._placed[number]
-        else:
-            place = least_loaded([server.in_flight for server in self._servers], self._turn)
-            self._turn = place + 1
+        place = self._placed[number] if self._placed is not None else self._route(number)
         prompt = self._asked[number].prompt(number, place)
         self.prompts[number] = prompt
         self._told[number] = job, then
         self._servers[place].submit(prompt)
 
+    def _route(self, number: int) -> int:
+        one = self._asked[number]
+        ask = Ask(one.arrival.model, one.blocks, BLOCK_BYTES, one.prompt_bytes, one.arrival.session)
+        route = self._router.place(ask, range(len(self._servers)), self.kernel.now)
+        self._tickets[number] = route.ticket
+        return route.ticket.worker
+
+    def _began(self, prompt: Prompt) -> None:
+        ticket = self._tickets.get(prompt.number)
+        if ticket is not None:
+            self._router.began(ticket, self.kernel.now)
+
     def _ended(self, prompt: Prompt) -> None:
+        ticket = self._tickets.pop(prompt.number, None)
+        if ticket is not None:
+            usage = Usage(
+                prompt.input_tokens, prompt.output_tokens, prompt.cached_tokens, tells_cached=True
+            )
+            self._router.ended(ticket, usage, self.kernel.now)
         job, then = self._told.pop(prompt.number)
         job.cached_tokens = prompt.cached_tokens
         job.first_at, job.ended_at = prompt.first_at, prompt.ended_at
@@ -154,10 +191,3 @@ def replayed(trace: Trace, servers: Servers, split_at: float) -> Replayed:
     servers.kernel.plan(split_at, lambda _: before.append(servers.prefill_s), None)
     run_through(trace, Setup(exact_ttl_s=Questions().exact_ttl_s), servers)
     return Replayed(servers.prompts, servers.prefill_s - before[0])
-
-
-def least_loaded(loads: Sequence[int], turn: int) -> int:
-    """Who of a group of equal upstreams the gateway asks: fewest in flight, in turn where that is
-    several (`preheat.engines.group`)."""
-    count = len(loads)
-    return min(((turn + step) % count for step in range(count)), key=loads.__getitem__)

@@ -1,52 +1,16 @@
 """What `benchmarks closure` replays by: the gateway's own rules, and the code of `preheat replay`."""
 
-import random
-
+import msgspec
 import pytest
 
 pytest.importorskip("pyarrow", reason="the request log needs the extra 'log'")
 
-from benchmarks.closure_replay import Asked, Learned, Servers, least_loaded, replayed
-from preheat.core.breaker import Breaker
+from benchmarks.closure_replay import Asked, Learned, Servers, replayed
 from preheat.core.costs import Errors, ServiceModel
-from preheat.engines.group import Group, Rules
 from preheat.replay.fitting import Fitted
 from preheat.replay.llamacpp import ServerSpec
 from preheat.replay.shared_text import TextOverlap
 from preheat.traces.arrival import Arrival, Trace
-
-
-class Upstream:
-    """As many requests in flight as we say."""
-
-    def __init__(self, url: str) -> None:
-        self.host, self.port = url, 1
-        self.in_flight = 0
-        self.has_room = True
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_the_same_upstream_is_chosen_whatever_their_loads(count: int) -> None:
-    made: list[Upstream] = []
-
-    def connect(url: str) -> Upstream:
-        made.append(Upstream(url))
-        return made[-1]
-
-    urls = [f"http://up-{number}" for number in range(count)]
-    group = Group("up", urls, connect=connect, breaker=Breaker(), rules=Rules())
-    chance, turn, chosen = random.Random(1), 0, set()
-    for _ in range(1000):
-        for upstream in made:
-            upstream.in_flight = chance.randrange(3)
-        place = least_loaded([upstream.in_flight for upstream in made], turn)
-        turn = place + 1
-        worker = group._choose((), only_well=False)
-        assert worker is not None
-        assert worker.client is made[place]
-        chosen.add(place)
-    assert chosen == set(range(count))
-
 
 SERVICE = ServiceModel(token_s=0.01, attention_s=0.0, step_s=0.0, sequence_s=0.1, context_s=0.0)
 KNOWN = Learned(Fitted(SERVICE, Errors.of([0.0]), Errors.of([0.0]), 10), TextOverlap(head_tokens=0))
@@ -79,9 +43,11 @@ def test_equal_requests_join_and_hit_and_what_was_cut_off_is_computed_again() ->
     assert found.prefill_s == pytest.approx(0.02)
 
 
-def test_without_being_told_requests_take_turns() -> None:
+def test_without_being_told_requests_go_where_the_router_sends_them() -> None:
+    """Alone, new prompts take turns; what one server holds goes there again, out of turn."""
     rows = [asked(10.0 * number, number) for number in range(4)]
+    rows.append(msgspec.structs.replace(asked(40.0, 9), blocks=(3, 9)))
     trace = Trace(name="t", format="preheat", arrivals=[one.arrival for one in rows])
-    servers = Servers(rows, KNOWN, ServerSpec(cache_bytes=0))
+    servers = Servers(rows, KNOWN, ServerSpec(cache_bytes=0), ctx_tokens=8_192)
     found = replayed(trace, servers, 0.0)
-    assert [found.prompts[number].worker for number in range(4)] == [0, 1, 0, 1]
+    assert [found.prompts[number].worker for number in range(5)] == [0, 1, 0, 1, 1]

@@ -66,7 +66,7 @@ class Host(msgspec.Struct):
 
 
 class Server:
-    """One process. `on_end` hears of each request that is answered."""
+    """One process. `on_end` hears of each request that is answered, `on_first` of its first token."""
 
     def __init__(
         self,
@@ -77,6 +77,7 @@ class Server:
         on_end: Callable[[Prompt], None],
         *,
         host: Host | None = None,
+        on_first: Callable[[Prompt], None] | None = None,
     ) -> None:
         self.in_flight = 0
         self.prefill_s = 0.0  # of steps that computed a piece of a prompt
@@ -84,6 +85,7 @@ class Server:
         self._service = service
         self._kernel = kernel
         self._on_end = on_end
+        self._on_first = on_first
         self._host = host if host is not None else Host()
         self._rules: SlotRules[Prompt] = SlotRules(
             spec.slots,
@@ -152,6 +154,8 @@ class Server:
             one.done_tokens += tokens
             if one.done_tokens == one.input_tokens:
                 one.first_at = now
+                if self._on_first is not None:
+                    self._on_first(one)
         for slot in self._rules.slots:
             said = slot.holds
             if not slot.is_busy or said is None or said.first_at < 0.0:

@@ -14,6 +14,8 @@ _LEAST_CHARS: Final = 256
 _ALIKE_SHARE: Final = 0.5
 _TAIL_CHARS: Final = 200
 _AROUND: Final = 48
+_MASKED_CHARS: Final = 2_048
+"""To look for values in all of 2,000 long prompts takes minutes."""
 _SYSTEM: Final = frozenset({"system", "developer"})
 
 _MONTHS: Final = (
@@ -103,15 +105,16 @@ def partings(heads: Sequence[Head]) -> list[Parting]:
         by_text[text] = head
     left = [text for text in counts if len(text) >= _LEAST_CHARS]
     found: list[Parting] = []
-    for key, kind in (
-        (lambda text: by_text[text].sorted_digest, "the same in another order"),
-        (lambda text: _digest(_CHANGING.sub("#", text).encode("utf-8", "replace")), ""),
-        (lambda text: text[-_TAIL_CHARS:], ""),
-    ):
+    passes: tuple[tuple[Callable[[str], Any], str, int], ...] = (
+        (lambda text: by_text[text].sorted_digest, "the same in another order", _MOST_CHARS),
+        (_masked, "", _MASKED_CHARS),
+        (lambda text: text[-_TAIL_CHARS:], "", _MOST_CHARS),
+    )
+    for key, kind, within in passes:
         families = _families(left, key)
         taken: set[str] = set()
         for family in families:
-            parting = _parting([by_text[text] for text in family], kind)
+            parting = _parting([by_text[text] for text in family], kind, within)
             if parting is not None:
                 prompts = sum(counts[text] for text in family)
                 found.append(msgspec.structs.replace(parting, prompts=prompts))
@@ -131,6 +134,11 @@ def kind_at(text: str, at: int) -> str:
     return "other signs" if at < len(text) else "its end"
 
 
+def _masked(text: str) -> str:
+    """Equal for texts that differ only in values of a known kind, as far as it looks."""
+    return _CHANGING.sub("#", text[:_MASKED_CHARS])[: _MASKED_CHARS // 2]
+
+
 def _families(texts: Sequence[str], key: Callable[[str], Any]) -> list[list[str]]:
     groups: dict[Any, list[str]] = defaultdict(list)
     for text in texts:
@@ -138,22 +146,22 @@ def _families(texts: Sequence[str], key: Callable[[str], Any]) -> list[list[str]
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _parting(family: Sequence[Head], kind: str) -> Parting | None:
-    """None where too little of them is alike."""
+def _parting(family: Sequence[Head], kind: str, within: int) -> Parting | None:
+    """None where too little of them is alike, or where they part only behind so many characters."""
     first, *texts = [head.text for head in family]
-    turned = first[::-1]
     shared = [_shared(first, text) for text in texts]
-    at, behind = min(shared), min(_shared(turned, text[::-1]) for text in texts)
+    at = min(shared)
+    behind = min(_alike_behind(first, text, at) for text in texts)
     shortest = min(map(len, (first, *texts)))
-    if not kind and at + behind < _ALIKE_SHARE * shortest:
+    if at >= within or (not kind and at + behind < _ALIKE_SHARE * shortest):
         return None
     other = texts[shared.index(at)]
-    place, within = _place(family[0], at)
+    place, at_place = _place(family[0], at)
     return Parting(
         prompts=0,
         forms=len(family),
         place=place,
-        at=within,
+        at=at_place,
         before=at,
         kind=kind or _kind_of(first, other, at),
         behind=min(behind, shortest - at),
@@ -170,6 +178,15 @@ def _shared(one: str, other: str) -> int:
         else:
             high = middle - 1
     return low
+
+
+def _alike_behind(one: str, other: str, at: int) -> int:
+    """How many characters are the same again behind a value: up to the end, or, where both are cut
+    off there, from what stands behind the value on."""
+    end = _shared(one[::-1], other[::-1])
+    start = at + 2 * _AROUND
+    found = other.find(one[start : start + _AROUND], at) if start + _AROUND < len(one) else -1
+    return max(end, _shared(one[start:], other[found:]) if found >= 0 else 0)
 
 
 def _kind_of(one: str, other: str, at: int) -> str:

@@ -4,6 +4,8 @@ import asyncio
 from math import ceil
 from typing import Final
 
+import msgspec
+
 from preheat.engines.dialects.calls import Prompt, get
 from preheat.engines.dialects.readings import Load
 from preheat.lab.diagnosis.facts import Facts, Sight, sights_now
@@ -42,44 +44,53 @@ async def examine_reuse(server: Server, facts: Facts, words: int) -> Finding:
     if cold.status != 200:
         return _refused(server, cold)
     counted = await _count(server)
-    rounds = [[cold, *await _again(server, trunk, _AT_FIRST - 1)]]
-    prompt_tokens = _prompt_tokens(rounds[0])
+    answers = [cold, *await _again(server, trunk, _AT_FIRST - 1)]
+    prompt_tokens = _prompt_tokens(answers)
     if not prompt_tokens:
         return _untold(server)
-    sought = Reuse(
+    seen = Reuse(
         about=server.about,
         kind=server.dialect.name,
         prompt_tokens=prompt_tokens,
-        series=[_told(rounds[0])],
+        series=[_told(answers)],
         block_tokens=facts.block_tokens or server.dialect.block_tokens,
+        least_tokens=server.dialect.least_tokens,
+        capacity_tokens=facts.capacity.tokens,
+        caches=facts.caches,
     )
-    is_clean = all(sought.is_hit(one) for one in _told(rounds[0])[1:])
-    if not is_clean:
-        rounds[0] += await _again(server, trunk, _AT_MOST - _AT_FIRST)
-        if any(sought.is_hit(one) for one in _told(rounds[0])[1:]):
-            rounds.append(await _again(server, text_of(len(trunk.split()) - 1), _AT_MOST))
-    grown = await _grown(server, counted)
-    after = await _after(server, facts.sights)
-    answers = rounds[0]
-    is_told = any(one is not None for one in _told(answers))
-    return judge(
-        Reuse(
-            about=server.about,
-            kind=server.dialect.name,
-            prompt_tokens=prompt_tokens,
-            series=[_told(one) for one in rounds],
-            block_tokens=sought.block_tokens,
-            least_tokens=server.dialect.least_tokens,
-            capacity_tokens=facts.capacity.tokens,
-            caches=facts.caches,
-            balance=balance_of(facts.sights, after),
-            counted=grown,
-            native=None if is_told else await _native(server, trunk),
-            added_tokens=None if is_clean else await _added(server, trunk),
-            forced=None if is_clean else await _forced(server, trunk),
-            cold_s=answers[0].took_s,
-            warm_s=min(one.took_s for one in answers[1:]),
-        )
+    if not all(seen.is_hit(one) for one in seen.series[0][1:]):
+        answers += await _again(server, trunk, _AT_MOST - _AT_FIRST)
+        seen = await _searched(server, facts, seen, answers, trunk, counted)
+    return judge(seen)
+
+
+async def _searched(
+    server: Server,
+    facts: Facts,
+    seen: Reuse,
+    answers: list[Answer],
+    trunk: str,
+    counted: int | None,
+) -> Reuse:
+    """What tells one cause from another, where not all was as it should be."""
+    series, more = [_told(answers)], {}
+    if any(seen.is_hit(one) for one in series[0][1:]):
+        again = await _again(server, text_of(len(trunk.split()) - 1), _AT_MOST)
+        series.append(_told(again))
+    else:
+        more["identical"] = await _identical(server, trunk)
+        more["added_tokens"] = await _added(server, trunk)
+        more["forced"] = await _forced(server, trunk)
+    if all(one is None for one in series[0]):
+        more["counted"] = await _grown(server, counted)
+        more["native"] = await _native(server, trunk)
+    return msgspec.structs.replace(
+        seen,
+        series=series,
+        balance=balance_of(facts.sights, await _after(server, facts.sights)),
+        cold_s=answers[0].took_s,
+        warm_s=min(one.took_s for one in answers[1:]),
+        **more,
     )
 
 
@@ -136,6 +147,14 @@ async def _native(server: Server, trunk: str) -> int | None:
         return None
     await server.computing(call)
     answer = await server.computing(call)
+    return None if answer.cached is None else answer.cached.cached_tokens
+
+
+async def _identical(server: Server, trunk: str) -> int | None:
+    """How much of a prompt is cached that was asked before, to its last letter."""
+    prompt = chat(server, trunk, text_of(_OWN))
+    await server.compute(prompt)
+    answer = await server.compute(prompt)
     return None if answer.cached is None else answer.cached.cached_tokens
 
 

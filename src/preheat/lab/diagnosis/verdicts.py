@@ -23,7 +23,9 @@ _WHY: Final = "every turn of a session computes its whole prompt again"
 class Reuse(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen. `series`: of each beginning that was new, the cached tokens of the answers in
     turn (None: it didn't tell); `counted`: by how much the engine's own count of them grew; `native`:
-    what its own API told of a repeated text; `forced`: of a repeated prompt that asked to be kept."""
+    what its own API told of a repeated text; `forced`: of a repeated prompt that asked to be kept;
+    `identical`: of one that is the same to its end; `added_tokens`: so many more it says that a prompt has
+    than its tokenizer makes of the messages."""
 
     about: str
     kind: str
@@ -37,6 +39,7 @@ class Reuse(msgspec.Struct, frozen=True, kw_only=True):
     counted: int | None = None
     native: int | None = None
     forced: int | None = None
+    identical: int | None = None
     added_tokens: int | None = None
     cold_s: float = 0.0
     warm_s: float = 0.0
@@ -95,6 +98,10 @@ def _zero(seen: Reuse) -> Finding:
             f"({seen.capacity_tokens})",
             remedies.CAPACITY.get(seen.kind, "give its KV cache more memory"),
         )
+    if seen.is_hit(seen.identical):
+        return _lost(seen)
+    if told >= seen.block_tokens > 1:
+        return _in_part(seen, told)
     if seen.caches:
         return _none(seen)
     return _off(seen, f"cached tokens are {told} in {len(seen.series[0])} answers")
@@ -104,6 +111,8 @@ def _untold(seen: Reuse) -> Finding:
     """It never says a number."""
     if seen.balance == "several":
         return _several(seen)
+    if seen.is_hit(seen.identical):  # it does tell
+        return _lost(seen)
     proof = ""
     if seen.is_hit(seen.native):
         proof = f"its own API tells {seen.native} cached tokens of {seen.prompt_tokens}"
@@ -210,19 +219,36 @@ def _hit(seen: Reuse) -> Finding:
     told = [one or 0 for one in seen.series[0][1:]]
     most = most_cached(max(0, seen.prompt_tokens - _TAIL_TOKENS), seen.block_tokens)
     if min(told) < _PART * most:
-        return _finding(
-            seen,
-            "reuse-in-part",
-            "warning",
-            f"only {min(told)} of {seen.prompt_tokens} tokens were cached, and {most} could be",
-            "see whether the template or something on the way puts a changing value behind the "
-            "beginning, and whether the model has a sliding window",
-        )
+        return _in_part(seen, min(told))
     return _finding(
         seen,
         "reuse",
         "ok",
         f"{min(told)} of {seen.prompt_tokens} tokens of a prompt with the same beginning were cached",
+    )
+
+
+def _in_part(seen: Reuse, told: int) -> Finding:
+    return _finding(
+        seen,
+        "reuse-in-part",
+        "warning",
+        f"only {told} of {seen.prompt_tokens} tokens were cached, and nearly all could be",
+        "see whether the template or something on the way puts a changing value behind the beginning, "
+        "whether the model has a sliding window, and how much its KV cache holds",
+    )
+
+
+def _lost(seen: Reuse) -> Finding:
+    return _finding(
+        seen,
+        "beginning-lost",
+        "problem",
+        f"of a prompt that is the same to its end {seen.identical} tokens were cached, of one with the same "
+        "system message and another question none: the question, or something that changes with it, "
+        "stands first",
+        "use another --chat-template, or see what on the way writes into prompts, and have it write at the "
+        "end",
     )
 
 

@@ -32,7 +32,7 @@ _MONTHS: Final = (
 _DATE: Final = re.compile(
     rf"\b(?:\d{{1,2}}\s+(?:{_MONTHS}|[A-Z][a-z]{{2}})\.?,?\s+20\d\d"
     rf"|(?:{_MONTHS}|[A-Z][a-z]{{2}})\.?\s+\d{{1,2}},?\s+20\d\d"
-    r"|20\d\d-\d\d-\d\d|\d{1,2}[./]\d{1,2}[./]20\d\d)\b"
+    r"|20\d\d-\d\d-\d\d|\d{1,2}[./]\d{1,2}[./]20\d\d)(?!\d)"
 )
 _CLOCK: Final = re.compile(r"strftime_now|now\(\)|datetime\.|time\.time")
 

@@ -412,6 +412,17 @@ def test_a_stream_of_keys_is_not_one_of_models() -> None:
     assert "40 loads by LRU" in str(short.rows[0][2])
 
 
+def test_a_request_that_names_no_model_is_none_of_them() -> None:
+    tables, _ = told(models([1, 2, 3, -1] * 20))
+    assert tables[0].title.startswith("Residency: 3 models")
+    assert tables[0].rows[0][-1] == 0.0  # all three were loaded in the first half
+
+
+def test_where_the_second_half_is_one_moment_nothing_is_said_of_a_day() -> None:
+    tables, _ = told(models([1, 2]))
+    assert tables[0].rows[0] == ("lru", None, None, 1.0)
+
+
 def measured(asked: Trace, name: str) -> Measures:
     spec = fleet_of(SMALL, asked, 2, 300)
     made = run(asked.arrivals, BLOCK, Fleet(spec, POLICIES[name]()))

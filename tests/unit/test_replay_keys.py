@@ -6,6 +6,8 @@ from preheat.core.eviction import POLICIES
 from preheat.core.eviction.lru import Lru
 from preheat.core.types import PLAIN, Traits
 from preheat.replay.keys import Result, hits, outcomes
+from preheat.replay.sections import keys_section
+from preheat.traces.arrival import Arrival, Trace
 
 
 def test_hits_are_counted_by_number_by_bytes_and_by_seconds() -> None:
@@ -59,3 +61,12 @@ def test_every_policy_finds_a_loop_that_fits_and_keeps_within_its_room(name: str
     loop = list(range(20)) * 5
     assert hits(POLICIES[name](), loop, None, None, 20).hits == 80
     assert hits(POLICIES[name](), loop, [3] * 100, None, 59).hits < 80
+
+
+def test_requests_without_a_key_are_not_one_key() -> None:
+    asked = [Arrival(at=float(at), key=key) for at, key in enumerate([1, -1, 2, -1, 1, -1])]
+    made = keys_section(Trace(name="t", format="t", arrivals=asked), ["lru"], lambda _: None)
+    assert made.note == (
+        "Of 2 distinct keys, 2 bytes in all. 3 requests have no key and are left out."
+    )
+    assert made.rows[-1][1] == pytest.approx(1 / 3)

@@ -154,8 +154,9 @@ def _order(trace: Trace, service: ServiceModel, name: str, blocks: int) -> LeafO
 
 def keys_section(trace: Trace, policies: Iterable[str], progress: Progress) -> report.Table:
     """Object hit ratios of a stream of keys, by policy and capacity."""
-    keys = [one.key for one in trace.arrivals]
-    sizes = [max(1, one.size_bytes) for one in trace.arrivals]
+    keys = [one.key for one in trace.arrivals if one.key >= 0]
+    sizes = [max(1, one.size_bytes) for one in trace.arrivals if one.key >= 0]
+    without = len(trace.arrivals) - len(keys)
     held = dict(zip(keys, sizes, strict=True))
     total = sum(held.values())
     rows = []
@@ -166,11 +167,12 @@ def keys_section(trace: Trace, policies: Iterable[str], progress: Progress) -> r
             room = max(*sizes, round(share * total))
             row.append(hits(eviction.POLICIES[name](), keys, sizes, None, room).object_hit_ratio)
         rows.append(tuple(row))
-    endless = 1 - len(held) / max(1, len(keys))
+    endless = 1 - len(held) / len(keys)
     rows.append(("infinite", *[endless] * len(SHARES)))
     return report.Table(
         title="Object hit ratio by capacity",
-        note=f"Of {len(held):,} distinct keys, {total:,} bytes in all.",
+        note=f"Of {len(held):,} distinct keys, {total:,} bytes in all."
+        + (f" {without:,} requests have no key and are left out." if without else ""),
         columns=("policy", *(f"{share:.0%}" for share in SHARES)),
         rows=tuple(rows),
     )

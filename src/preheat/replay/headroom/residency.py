@@ -11,7 +11,7 @@ from preheat.replay.headroom.wanted import Progress, Wanted, simulated
 from preheat.replay.keys import outcomes
 from preheat.replay.orders import Clairvoyant
 from preheat.replay.report import Table
-from preheat.traces.arrival import Trace
+from preheat.traces.arrival import Arrival, Trace
 
 LOAD_S: Final = 30.0
 """What loading one takes (research: headroom, 5)."""
@@ -25,8 +25,10 @@ _BOUND: Final = "bound: knows what comes"
 def residency(
     trace: Trace, wanted: Wanted, progress: Progress
 ) -> Generator[Table, None, tuple[Finding, ...]]:
-    """Every policy, and who knows what comes. A request must be served: a miss always loads."""
-    keys = [one.key for one in trace.arrivals]
+    """Every policy, and who knows what comes. A request must be served: a miss always loads. Those
+    that don't say their model are left out."""
+    asked = [one for one in trace.arrivals if one.key >= 0]
+    keys = [one.key for one in asked]
     models = len(set(keys))
     found = []
     for room in wanted.rooms:
@@ -34,20 +36,24 @@ def residency(
             name: partial(_misses, keys, room, name) for name in (*POLICIES, _BOUND)
         }
         misses = simulated(tasks, progress, f"residency, room for {room}")
-        yield _table(trace, models, room, misses)
+        yield _table(asked, models, room, misses)
         found.append(_finding(models, room, misses))
     return tuple(found)
 
 
-def _table(trace: Trace, models: int, room: int, misses: Mapping[str, int]) -> Table:
-    start = _start(len(trace.arrivals))
-    days = (trace.arrivals[-1].at - trace.arrivals[start].at) / 86_400.0
+def _table(asked: Sequence[Arrival], models: int, room: int, misses: Mapping[str, int]) -> Table:
+    start = _start(len(asked))
+    days = (asked[-1].at - asked[start].at) / 86_400.0
+
+    def a_day(count: float) -> float | None:
+        return count / days if days else None
+
     return Table(
         title=f"Residency: {models} models, room for {room}",
         note=f"A load takes {LOAD_S:g} s. The second half of the trace.",
         columns=("policy", "loads a day", "load seconds a day", "requests that wait"),
         rows=tuple(
-            (name, count / days, count / days * LOAD_S, count / (len(trace.arrivals) - start))
+            (name, a_day(count), a_day(count * LOAD_S), count / (len(asked) - start))
             for name, count in misses.items()
         ),
     )

@@ -100,7 +100,7 @@ def _fitting(trace: Trace, wanted: Wanted) -> list[str]:
 
 
 def _check_models(trace: Trace) -> None:
-    keys = len({one.key for one in trace.arrivals})
+    keys = len({one.key for one in trace.arrivals if one.key >= 0})
     if keys > MODELS:
         raise ConfigError(
             f"{trace.name}: it has {keys:,} different keys: a stream of keys, and not one of models that"

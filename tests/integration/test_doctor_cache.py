@@ -3,11 +3,13 @@
 import json
 from contextlib import ExitStack
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from bare_llama import bare_llama
+from dialect_bodies import ALL
 from doctor_asked import Examine, free_port, remarks
 from engines_faked import Engine, served
 from preheat.cli import main
@@ -301,3 +303,32 @@ def test_options_that_need_a_server_say_so(capsys: pytest.CaptureFixture[str]) -
     assert main(["doctor", "--events", "tcp://*:5557"]) == 2
     assert main(["doctor", "--adapter", "sql"]) == 2
     assert "needs a URL" in capsys.readouterr().err
+
+
+class Parrot(Engine):
+    """Answers each question with what some engine says to another one."""
+
+    def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        draw = Random(f"{self.seed} {path} {len(self.asked)}")
+        self.asked.append((path, body))
+        if path == "/v1/models" and draw.random() < 0.9:
+            names = ("VLLM_MODELS", "SGLANG_MODELS", "LLAMACPP_MODELS", "HOSTED_MODELS")
+            return 200, ALL[names[int(self.seed) % 4]].decode()
+        said = draw.choice([*ALL.values(), *HOSTILE]).decode("latin-1")
+        return draw.choice([200, 200, 200, 400, 404, 500]), said
+
+
+HOSTILE = (
+    b"",
+    b"[" * 50_000,
+    b'{"data":[{"id":5}]}',
+    b'{"usage":{"prompt_tokens":%b}}' % (b"9" * 99),
+)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nonsense_ends_in_findings(seed: int, examine: Examine) -> None:
+    parrot = Parrot(seed=str(seed))
+    found = examine.one(parrot, "--adapter", "sql", "--within", "20")
+    assert found["verdict"]
+    assert len(parrot.asked) <= MOST_COMPUTED + MOST_FREE + 8

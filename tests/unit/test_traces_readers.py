@@ -252,6 +252,17 @@ def test_servegen_draws_as_many_as_were_measured_within_their_lengths(tmp_path: 
     assert len(half.arrivals) == pytest.approx(18_000, rel=0.05)
 
 
+def test_shapes_that_give_no_mean_or_no_intervals_end_in_no_loop(tmp_path: Path) -> None:
+    head = b"t_s,client,rate_rps,cv,pattern,arg1\n"
+    path = saved(tmp_path, "m.rate.csv", head, b"0,0,1,1,Weibull,0.001\n0,1,1,1,Gamma,1\n")
+    trace = read([path])
+    assert trace.skipped == 1
+    assert "arg1" in trace.bad[0].why
+    path = saved(tmp_path, "n.rate.csv", head, b"0,0,1,1,Weibull,0.01\n")
+    with pytest.raises(TraceError, match="fewer days or clients"):
+        read([path], rules=Rules(most_requests=10_000))
+
+
 def test_rates_that_give_too_many_are_refused_before_they_are_drawn(tmp_path: Path) -> None:
     path = saved(
         tmp_path, "m.rate.csv", b"t_s,client,rate_rps,cv,pattern,arg1\n0,0,99999999,1,Gamma,1\n"
@@ -318,6 +329,10 @@ def test_burstgpts_minutes_keep_their_tokens(tmp_path: Path) -> None:
         assert tokens[minute] == pytest.approx(60 * per_s, abs=requests[minute])
     days = saved(tmp_path, "d.csv", b"day,requests,total_tokens\n0,70,1000\n1,9,90000\n")
     assert Counter(int(one.at // 86_400) for one in read([days]).arrivals) == {0: 70, 1: 9}
+    idle = saved(tmp_path, "h.csv", b"hour,mean_requests_per_hour\n0,0\n1,0\n")
+    trace = read([days, idle])  # hours in which nothing came say nothing
+    assert len(trace.arrivals) == 79
+    assert "drawn evenly from it" in trace.rules[0]
     together = read([path, days])
     assert sum(one.at >= 86_400 for one in together.arrivals) == pytest.approx(4, abs=6)
 

@@ -147,16 +147,17 @@ def _by_day(
     tables: _Tables, reading: Reading, chance: random.Random
 ) -> Iterator[tuple[float, float]]:
     rules = reading.rules
-    when = "by the hours' means" if tables.hours else "evenly"
+    hours = sorted(tables.hours, key=lambda row: row.hour)
+    weights = list(accumulate(row.requests for row in hours))
+    has_hours = bool(weights) and weights[-1] > 0
+    when = "by the hours' means" if has_hours else "evenly"
     reading.tell(
         f"Requests are drawn: as many a day as it had, times {rules.rate_scale:g}, at times drawn "
         f"{when} from it, each with the day's mean tokens (seed {rules.seed})."
     )
-    hours = sorted(tables.hours, key=lambda row: row.hour)
-    weights = list(accumulate(row.requests for row in hours))
     for day in sorted(tables.days, key=lambda row: row.day):
         for _ in range(round(day.requests * rules.rate_scale)):
-            if hours:
+            if has_hours:
                 (hour,) = chance.choices(hours, cum_weights=weights)
                 second = (hour.hour + chance.random()) * _HOUR_S
             else:

@@ -18,7 +18,7 @@ from preheat.replay.headroom.wanted import Wanted
 
 PERFECT = "always in time"
 SIZES = (16_000, 32_000, 64_000, 96_000, 128_000, 256_000)
-MEAN_TTFT = 4  # the column
+MEAN_TTFT = "TTFT mean s"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,8 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
                 if seed == 1:
                     progress.say(f"{name}, seed {seed}\n{text_of(table)}\n")
                 if name == "v6_global" and ": 64 k" in table.title:
-                    means = {str(row[0]): _number(row[MEAN_TTFT]) for row in table.rows}
+                    place = table.columns.index(MEAN_TTFT)
+                    means = {str(row[0]): _number(row[place]) for row in table.rows}
                     ratios.append(means[OURS] / means[PERFECT])
                     no_tier.append(means[LRU] / means[PERFECT])
     for table in pauses(chats(), Wanted(), progress.tick):

@@ -79,20 +79,21 @@ def compare_facts(facts: Mapping[str, Facts], kinds: set[str]) -> list[Finding]:
                 asked,
             )
         )
-    models = {one.models for one in facts.values()}
-    if len(models) > 1:
-        found.append(
-            Finding(
-                "models-differ",
-                about,
-                "warning",
-                "they don't have the same models and adapters, under the same names",
-                "a request finds its prefix only where its model's name is",
-                "load the same adapters under the same names on each, or declare them apart",
-                asked,
-            )
-        )
+    if len({one.models for one in facts.values()}) > 1:
+        found.append(_other_models(about, asked))
     return found
+
+
+def _other_models(about: str, asked: str) -> Finding:
+    return Finding(
+        "models-differ",
+        about,
+        "warning",
+        "they don't have the same models and adapters, under the same names",
+        "a request finds its prefix only where its model's name is",
+        "load the same adapters under the same names on each, or declare them apart",
+        asked,
+    )
 
 
 def _kinds(patients: Sequence[Patient]) -> set[str]:

@@ -116,30 +116,8 @@ async def _judged(
 ) -> tuple[Finding, Told | None]:
     """Of a publisher that is there."""
     asked = f"a prompt, while listening at {heard.meeting.address}"
-    kind = server.dialect.name
-    if not heard.messages:
-        off = facts.caches is False
-        return server.finding(
-            "events-silent",
-            "problem",
-            "there is a publisher, but no event came of a prompt that was computed",
-            asked=asked,
-            why=_WHY,
-            do=remedies.turn_on(kind)
-            if off
-            else "see that this is this server's endpoint (each data-parallel rank has the next port), and "
-            "that enable_kv_cache_events is true",
-        ), None
-    if heard.bad == heard.messages:
-        return server.finding(
-            "events-unreadable",
-            "problem",
-            f"{heard.bad} messages came, and none can be read as KV events",
-            asked=asked,
-            why=_WHY,
-            do="give the endpoint of --kv-events-config; this port is of something else, or of a version "
-            "that Preheat doesn't know yet",
-        ), None
+    if heard.bad == heard.messages:  # or none came at all
+        return _unheard(server, facts, heard, asked), None
     own = await _own(server, heard, text)
     if heard.blocks and not own:
         return server.finding(
@@ -150,26 +128,56 @@ async def _judged(
             why="what another server holds would be taken for this one's",
             do="give each server its own endpoint; each data-parallel rank has the next port",
         ), None
-    told = Told(kind, facts.algorithm, own, heard.block_tokens, heard.form)
+    told = Told(server.dialect.name, facts.algorithm, own, heard.block_tokens, heard.form)
     if any(block.keys or block.lora_name for block in own):
-        names = {block.lora_name for block in own if block.lora_name}
-        what = f"the adapter {shown(min(names))}" if names else "a salt or another key"
-        return server.finding(
-            "salt-added",
-            "problem",
-            f"{what} is in the hash of a prompt that was sent without any",
-            asked=asked,
-            why="requests share a prefix only with those that have the same; one of its own for each "
-            "shares with none",
-            do="see what stands before the server and puts cache_salt (or another model's name) into "
-            "requests; one salt a tenant is enough",
-        ), told
+        return _salted(server, own, asked), told
     return server.finding(
         "events",
         "ok",
         f"they come, as {heard.form}, of blocks of {heard.block_tokens}",
         asked=asked,
     ), told
+
+
+def _unheard(server: Server, facts: Facts, heard: Heard, asked: str) -> Finding:
+    """Nothing came that can be read."""
+    if not heard.messages:
+        return server.finding(
+            "events-silent",
+            "problem",
+            "there is a publisher, but no event came of a prompt that was computed",
+            asked=asked,
+            why=_WHY,
+            do=remedies.turn_on(server.dialect.name)
+            if facts.caches is False
+            else "see that this is this server's endpoint (each data-parallel rank has the next port), "
+            "and that enable_kv_cache_events is true",
+        )
+    return server.finding(
+        "events-unreadable",
+        "problem",
+        f"{heard.bad} messages came, and none can be read as KV events",
+        asked=asked,
+        why=_WHY,
+        do="give the endpoint of --kv-events-config; this port is of something else, or of a version "
+        "that Preheat doesn't know yet",
+    )
+
+
+def _salted(server: Server, own: Sequence[Block], asked: str) -> Finding:
+    """A key that the doctor didn't send."""
+    names = {block.lora_name for block in own if block.lora_name}
+    what = f"the adapter {shown(min(names))}" if names else "a salt or another key"
+    return server.finding(
+        "salt-added",
+        "problem",
+        f"{what} is in the hash of a prompt that was sent without any",
+        asked=asked,
+        why="requests share a prefix only with those that have the same; one of its own for each shares "
+        "with none",
+        do="see what stands before the server and puts cache_salt (or another model's name) into "
+        "requests; one salt a tenant is enough",
+    )
 
 
 async def _own(server: Server, heard: Heard, text: str) -> list[Block]:

@@ -226,7 +226,7 @@ def _names(about: str, prompts: list[Logged], facts: Facts | None, kind: str) ->
 
 
 def _sizes(about: str, prompts: list[Logged], facts: Facts) -> Iterator[Finding]:
-    """Prompts against blocks, against the longest that it takes, against all that it holds."""
+    """Prompts against blocks and against the longest that it takes."""
     block_tokens = facts.block_tokens or 1
     least = max(block_tokens, facts.least_tokens) + 1
     short = sum(one.tokens < least for one in prompts)
@@ -255,6 +255,12 @@ def _sizes(about: str, prompts: list[Logged], facts: Facts) -> Iterator[Finding]
             "give it a larger context and more memory for its KV cache, or shorten them",
             "the tokens of prompts, against the server's capacity",
         )
+    yield from _holdings(about, prompts, facts)
+
+
+def _holdings(about: str, prompts: list[Logged], facts: Facts) -> Iterator[Finding]:
+    """What comes again against all that it holds."""
+    capacity = facts.capacity
     shared = families(prompts)
     total = sum(shared.values())
     if capacity.tokens and total > capacity.tokens:

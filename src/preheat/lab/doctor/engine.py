@@ -102,9 +102,9 @@ async def _no_list(peer: Peer, reply: Reply) -> Finding:
             "problem",
             f"status {reply.status} for GET {path}",
             "it refuses requests " + ("with this key" if peer.has_key else "without a key"),
-            "put the right key into the variable that api_key_env names"
+            "put the right key into the variable that api_key_env (--api-key-env) names"
             if peer.has_key
-            else "set api_key_env to the environment variable that holds its key",
+            else "set api_key_env (--api-key-env) to the environment variable that holds its key",
         )
     if 300 <= reply.status < 400:
         to = _address(reply.headers.get("location", ""))

@@ -39,8 +39,9 @@ class Slot(Generic[S]):
 class SlotRules(Generic[S]):
     """A server's slots and its prompt cache.
 
-    `overlap` tells how many leading units (tokens, blocks) of a held sequence begin another one, `size`
-    how many are held, `asked` how long a prompt is. `room` is what the cache holds of them all.
+    `overlap` tells how many leading units (tokens, blocks) of a held sequence begin another one, and
+    `exceeds` whether they are more than so many, which may be known sooner. `size` is how many are
+    held, `asked` how long a prompt is. `room` is what the cache holds of them all.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class SlotRules(Generic[S]):
         room: int,
         *,
         overlap: Callable[[S, S], int],
+        exceeds: Callable[[S, S, int], bool] | None = None,
         size: Callable[[S], int],
         asked: Callable[[S], int],
     ) -> None:
@@ -56,6 +58,7 @@ class SlotRules(Generic[S]):
         self.cache: list[S] = []  # the oldest first
         self.room = room
         self._overlap = overlap
+        self._exceeds = exceeds or (lambda held, other, least: overlap(held, other) > least)
         self._size = size
         self._asked = asked
 
@@ -105,9 +108,10 @@ class SlotRules(Generic[S]):
         for slot in self.slots:
             if slot.is_busy:
                 continue
-            here = self._shared(slot.holds, prompt)
-            if here > shared:
-                best, shared = slot, here
+            if slot.holds is not None and self._exceeds(slot.holds, prompt, int(shared)):
+                here = self._shared(slot.holds, prompt)
+                if here > shared:
+                    best, shared = slot, here
             if oldest is None or slot.used_at <= oldest.used_at:
                 oldest = slot
         if best is not None and best.holds is not None:
@@ -123,8 +127,10 @@ class SlotRules(Generic[S]):
             kept = shared / size if size else 0.0
         found = None
         for one in cache:
+            if not self._exceeds(one, prompt, shared):
+                continue
             here = self._shared(one, prompt)
-            if here <= shared:
+            if here <= shared:  # both may be shorter than what they share
                 continue
             part = here / self._size(one)
             if part >= _LEAST_FOUND and part > kept:
@@ -134,6 +140,8 @@ class SlotRules(Generic[S]):
     def _save(self, held: S | None, cache: list[S]) -> None:
         """Copy a sequence into the cache, unless it begins one that is there or is too large."""
         if held is None or not 0 < self._size(held) <= self.room:
+            return
+        if any(held is other for other in cache):
             return
         if any(self._begins(held, other) for other in cache):
             return
@@ -148,7 +156,7 @@ class SlotRules(Generic[S]):
 
     def _begins(self, held: S, other: S) -> bool:
         """Whether all of it is the beginning of the other."""
-        return held is other or self._overlap(held, other) >= self._size(held)
+        return self._exceeds(held, other, self._size(held) - 1)
 
     def _shared(self, held: S | None, prompt: S) -> int:
         if held is None:

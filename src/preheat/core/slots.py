@@ -97,9 +97,15 @@ class SlotResidency:
     def sent(self, blocks: Sequence[int], now: float) -> tuple[Sequence[int], list[int]]:
         """A request goes there, into a slot or the queue. Returns those blocks that it won't find, all
         of which come in, and those that were pushed out."""
-        found = self.holds(blocks)
-        self._waiting.append(_Sequence(blocks))
-        self._begin()
+        one = _Sequence(blocks)
+        taken = None if self._waiting else self._rules.take(one)
+        if taken is None:
+            found = self._rules.foretold(one)
+            self._waiting.append(one)
+        else:
+            slot, found = taken
+            self._running[one] = slot
+        self._recount()
         return blocks[found:], self._left()
 
     def ended(self, blocks: Sequence[int], now: float) -> None:
@@ -210,6 +216,7 @@ def _rules(slots: int, room: int) -> SlotRules[_Sequence]:
         slots,
         room,
         overlap=lambda held, other: _overlap(held.blocks, other.blocks),
+        exceeds=_exceeds,
         size=lambda held: len(held.blocks),
         asked=lambda prompt: len(prompt.blocks),
     )
@@ -228,6 +235,12 @@ def _overlap(one: Sequence[int], other: Sequence[int]) -> int:
         else:
             high = middle
     return low
+
+
+def _exceeds(one: _Sequence, other: _Sequence, least: int) -> bool:
+    """Whether more than so many are the same: one look."""
+    mine, theirs = one.blocks, other.blocks
+    return len(mine) > least and len(theirs) > least and mine[least] == theirs[least]
 
 
 def _same(

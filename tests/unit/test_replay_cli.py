@@ -313,7 +313,21 @@ def test_half_a_model_or_a_broken_one_is_told(
     )
     config.write_text("{}")
     said = failing(["replay", trace, "--model-config", str(config), "--kv-gib", "4"], capsys)
-    assert "config.json" in said
+    assert "no num_attention_heads" in said
+    heads = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": "many"}
+    for wrong in (heads, {**heads, "num_key_value_heads": 8, "num_hidden_layers": -1}):
+        config.write_text(json.dumps(wrong))
+        said = failing(["replay", trace, "--model-config", str(config), "--kv-gib", "4"], capsys)
+        assert "would take no memory" in said
+
+
+@pytest.mark.parametrize("command", ["replay", "headroom"])
+def test_more_workers_than_anybody_has_are_refused(
+    trace: str, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, trace, "--workers", "1e9"])
+    assert "--workers: must be a whole number from 1 to 10000" in capsys.readouterr().err
 
 
 def test_a_trace_of_one_moment_has_no_day(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from preheat import __version__
-from preheat.cli.numbers import count, seconds, sizes
+from preheat.cli.numbers import count, few, seconds, sizes
 from preheat.cli.pages import check_page, write_page
 from preheat.cli.progress import Line
 from preheat.cli.reading import add_reading_arguments, read_trace
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a first answer: one size, one load, two moments and two events",
     )
     fleet = parser.add_argument_group("what it runs on")
-    fleet.add_argument("--workers", type=count, default=8, metavar="N", help="of the fleet (8)")
+    fleet.add_argument("--workers", type=few, default=8, metavar="N", help="of the fleet (8)")
     fleet.add_argument(
         "--worker-tokens", type=sizes, metavar="N,N", help="KV of each worker (1000000,3000000)"
     )

@@ -2,11 +2,22 @@
 
 import argparse
 from math import isfinite
+from typing import Final
+
+_MOST_FEW: Final = 10_000
 
 
 def count(text: str) -> int:
     """A whole number from 1; 1e6 is one."""
     return _whole(text, 1)
+
+
+def few(text: str) -> int:
+    """Of things that are each looked at with every request: a whole number from 1 to 10,000."""
+    number = _whole(text, 1)
+    if number > _MOST_FEW:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {_MOST_FEW}")
+    return number
 
 
 def count_or_none(text: str) -> int:

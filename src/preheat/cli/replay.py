@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from preheat.cli.numbers import count, count_or_none, positive, seconds, speed
+from preheat.cli.numbers import count, count_or_none, few, positive, seconds, speed
 from preheat.cli.pages import check_page, write_page
 from preheat.cli.progress import Line
 from preheat.cli.reading import add_reading_arguments, read_trace
@@ -35,9 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_reading_arguments(parser)
     fleet = parser.add_argument_group("the fleet")
-    fleet.add_argument(
-        "--workers", type=count, default=8, metavar="N", help="serving processes (8)"
-    )
+    fleet.add_argument("--workers", type=few, default=8, metavar="N", help="serving processes (8)")
     fleet.add_argument(
         "--worker-tokens",
         type=count,
@@ -167,7 +165,15 @@ def _worker_tokens(options: argparse.Namespace) -> int:
         raise ConfigError(f"--model-config {options.model_config}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--model-config {options.model_config}: {error}") from None
-    token_bytes = kv_cache(config, dtype=options.kv_dtype).token_bytes
+    try:
+        token_bytes = kv_cache(config, dtype=options.kv_dtype).token_bytes
+    except (ValueError, TypeError, ArithmeticError):  # its numbers aren't numbers
+        token_bytes = 0
+    if token_bytes < 1:
+        raise ConfigError(
+            f"--model-config {options.model_config}: a token of this model would take no memory: is it "
+            "a whole config.json?"
+        )
     return max(1, int(options.kv_gib * 2**30 / token_bytes))
 
 

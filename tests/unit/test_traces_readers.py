@@ -499,3 +499,12 @@ def test_queries_beyond_most_requests_are_refused_before_they_are_drawn(tmp_path
     rows = b"Date\tQuery\tCountry\tPopularityScore\n2020-01-01\tq\tc\t90\n"
     with pytest.raises(TraceError, match="most_requests"):
         read(saved(tmp_path, "bing.tsv", rows), rules=Rules(rate_scale=1e12))
+
+
+def test_a_number_of_thousands_of_digits_is_a_bad_line(tmp_path: Path) -> None:
+    """Python refuses to make a number of it, whatever the format it is tried as."""
+    long = b"1" * 5_000
+    trace = read([saved(tmp_path, "a.lis", b"1\n2\n", long, b"\n1\n")])
+    assert (trace.format, len(trace.arrivals), trace.skipped) == ("lirs", 3, 1)
+    with pytest.raises(TraceError, match="no known format"):
+        read([saved(tmp_path, "b.tr", long, b" 2 3\n")])

@@ -5,7 +5,7 @@ from typing import Final
 
 from preheat.traces.keys import timed
 from preheat.traces.numbering import Numbering
-from preheat.traces.reader import Draft, Format, Reading
+from preheat.traces.reader import Draft, Format, Reading, is_whole
 from preheat.traces.source import Head, Source
 
 _WORDS: Final = 3
@@ -31,7 +31,7 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
 
 def _numbers(line: bytes) -> tuple[int, int, int] | None:
     words = line.split()
-    if len(words) != _WORDS or not all(word.isdigit() for word in words):
+    if len(words) != _WORDS or not all(map(is_whole, words)):
         return None
     at, key, size = map(int, words)
     return (at, key, size) if 0 < size < _MOST and at < _MOST else None

@@ -7,7 +7,7 @@ from typing import Final
 
 from preheat.traces.keys import ORDER_RULE, Keys
 from preheat.traces.numbering import Numbering
-from preheat.traces.reader import Draft, Format, Reading
+from preheat.traces.reader import Draft, Format, Reading, is_whole
 from preheat.traces.source import Head, Source
 
 _WORDS: Final = 4
@@ -37,7 +37,7 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
 def _numbers(line: bytes) -> tuple[int, int] | None:
     """First block and count, or None for a line that is none."""
     words = line.split()
-    if len(words) != _WORDS or not all(word.isdigit() for word in words) or int(words[2]):
+    if len(words) != _WORDS or not all(map(is_whole, words)) or int(words[2]):
         return None
     count = int(words[1])
     return (int(words[0]), count) if 0 < count <= _MOST_BLOCKS else None

@@ -6,7 +6,7 @@ from typing import Final
 
 from preheat.traces.keys import ORDER_RULE, Keys
 from preheat.traces.numbering import Numbering
-from preheat.traces.reader import Draft, Format, Reading
+from preheat.traces.reader import Draft, Format, Reading, is_whole
 from preheat.traces.source import Head, Source
 
 
@@ -20,7 +20,7 @@ def _read(sources: Sequence[Source], reading: Reading) -> Draft:
     for source in sources:
         for number, line in reading.lines(source):
             word = line.strip()
-            if word.isdigit():
+            if is_whole(word):
                 keys.append(numbers.of(int(word)))
             elif word != b"*":
                 reading.refuse(source, number, "neither a whole number nor *")

@@ -27,6 +27,7 @@ Count = Annotated[int, Meta(ge=0, le=MOST)]
 Amount = Annotated[float, Meta(ge=0, le=MOST)]
 
 _MOST_BAD_KEPT: Final = 100
+_MOST_DIGITS: Final = 20
 _LINES_A_STEP: Final = 256
 _DRAWN_A_STEP: Final = 4_096
 _BOM: Final = b"\xef\xbb\xbf"
@@ -184,6 +185,11 @@ def said(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return str(error).replace("`$.", "`")
+
+
+def is_whole(word: bytes) -> bool:
+    """Whether it is a whole number, of no more digits than any trace has (2^64 has 20)."""
+    return word.isdigit() and len(word) <= _MOST_DIGITS
 
 
 def finite(*values: float) -> None:

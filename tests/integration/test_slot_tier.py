@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -74,9 +75,11 @@ async def rig(
     serves: Path | None = None,
     budget: int = 2**30,
     limit_s: float = 10.0,
+    port: int = 0,
 ) -> AsyncIterator[Rig]:
     settings = ChildSettings(
         model=weights,
+        port=port,
         slots=SLOTS,
         ctx_tokens=SLOTS * 4_096,
         cache_ram_mib=0,
@@ -168,6 +171,37 @@ async def test_a_file_of_another_model_is_never_loaded(weights: str, tmp_path: P
                 one.direct,
                 SlotFolder(folder, identity="0" * 32, secret=b"k", budget_bytes=1, max_age_s=1.0),
             )
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_comes_back_with_another_model_gets_no_file(
+    weights: str, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.gguf"
+    other.write_bytes(Path(weights).read_bytes()[:-4_096] + bytes(4_096))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with rig(weights, tmp_path / "slots", port=port) as before:
+        kept, ids = await before.kept(0, 1)
+        await before.engine.aclose()
+        assert not (await before.tier.restore(0, kept)).ok  # so it isn't sure any more
+        async with rig(str(other), tmp_path / "slots", port=port) as after:
+            key = after.engine.api_key
+            before.direct = Direct(f"http://127.0.0.1:{port}", api_key=key, dialect="llamacpp")
+            tier = SlotTier(
+                before.tier.folder,
+                before.direct.ask,
+                slots=SLOTS,
+                identify=lambda: identity_of(before.direct),
+            )
+            await tier.start()
+            tier.restarted()
+            moved = await tier.restore(0, kept)
+            assert (moved.ok, moved.why) == (False, "model")
+            assert await after.computed(0, [*ids, 7]) == 0
+            assert (await tier.save(0, Holding("t", "s", [5], 401))).why == "model"
+            await tier.aclose()
+            await before.direct.aclose()
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip"])
@@ -306,6 +340,21 @@ async def test_what_a_request_waits_for_comes_before_what_is_for_later(tmp_path:
     assert [path[7:8] for path in done] == [b"3", b"0", b"1"]
     await tier.aclose()
     assert (await tier.restore(3, kept)).why == "closed"
+
+
+@pytest.mark.asyncio
+async def test_a_folder_that_fails_is_a_miss_and_the_next_call_goes_on(
+    weights: str, tmp_path: Path
+) -> None:
+    async with rig(weights, tmp_path) as one:
+        kept, _ = await one.kept(0, 1)
+        (tmp_path / kept.name).unlink()
+        (tmp_path / kept.name).mkdir()  # in the file's place: it can't be unlinked
+        moved = await one.tier.restore(0, kept)
+        assert not moved.ok
+        assert "irectory" in moved.why
+        again, _ = await one.kept(1, 2)
+        assert (await one.tier.restore(0, again)).ok
 
 
 # Slots with their files --------------------------------------------------------------------------

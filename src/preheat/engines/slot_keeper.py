@@ -96,6 +96,7 @@ class SlotKeeper:
 
     def restarted(self) -> None:
         """The server is another process: its slots are empty."""
+        self._tier.restarted()
         self._desk.cleared()
         self._life += 1
 

@@ -7,9 +7,8 @@ slots at once, and after a restart. Nothing here is ever a client's error: what 
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -21,6 +20,7 @@ from preheat.engines.dialects.llamacpp import LlamaCpp, model_identity
 from preheat.engines.dialects.readings import Moved
 from preheat.engines.direct import Direct
 from preheat.engines.slot_folder import SlotFolder
+from preheat.engines.slot_jobs import Move, SlotJobs
 from preheat.engines.slot_names import Kept
 from preheat.errors import ConfigError, EngineError
 
@@ -31,28 +31,10 @@ _MEMORY: Final = 4e9
 """Bytes a second until they are measured: a usual SSD's, and a copy between two processes."""
 _LATENCY_S: Final = 0.005
 
-Work = Callable[[], Awaitable["Move"]]
-
-
-class Move(msgspec.Struct, frozen=True):
-    """A slot saved, or a file loaded or checked. `why` not:
-
-    `late` it took longer than it may · `full` no room in the budget or on the disk · `elsewhere` the
-    server writes to another folder · `changed` the slot held something else · `damaged` the file
-    isn't what was saved; it is deleted · `slot` there is no such slot · `closed` · else the
-    server's words, or the error's.
-    """
-
-    ok: bool
-    why: str = ""
-    tokens: int = 0
-    size_bytes: int = 0
-    took_s: float = 0.0
-
 
 class Counts(msgspec.Struct):
-    """What was done so far, for metrics. `failed` counts by `why`; all of the server's refusals
-    are `refused`."""
+    """What was done so far, for metrics; `failed` by `Move.why`, with all of the server's own words as
+    `refused`."""
 
     saved: int = 0
     restored: int = 0
@@ -61,20 +43,13 @@ class Counts(msgspec.Struct):
     failed: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-class _Job(NamedTuple):
-    work: Work
-    done: asyncio.Future[Move]
-
-
 class SlotTier:
-    """One server's slots and the folder behind them. One task does one thing at a time: two at once
-    would only hold up the server's loop, and race for the room. What a request waits for comes before
-    what is saved for later.
+    """One server's slots and the folder behind them.
 
     Slots are named by who knows that they are idle (`core.slot_desk`, or `Direct.slots`): the server lets a
     busy one's turn wait until it is free. Each call ends within `limit_s`. Servers of one model may
-    share a folder. After a server's restart its tier goes on as it is; with another model it needs
-    another tier.
+    share a folder. After a restart, and after any failure to reach it, the server's model is looked
+    up before anything is loaded: it would take another's file.
     """
 
     def __init__(
@@ -83,38 +58,34 @@ class SlotTier:
         ask: Callable[[Call], Awaitable[tuple[int, bytes]]],
         *,
         slots: int,
+        identify: Callable[[], Awaitable[str]] | None = None,
         limit_s: float = 10.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`identify` tells the server's model, as `folder.identity` does."""
         self.folder = folder
-        self.counts = Counts()
+        self._jobs = SlotJobs(limit_s)
+        self.counts = Counts(failed=self._jobs.failed)
         self._ask = ask
         self._slots = slots
-        self._limit_s = limit_s
+        self._identify = identify
+        self._is_sure = True  # that the server has the folder's model
         self._clock = clock
         self._fetching = Speed(bytes_per_s=_DISK)
         self._loading = Speed(bytes_per_s=_MEMORY, latency_s=_LATENCY_S)
         self._token_bytes = 0.0
-        self._urgent: deque[_Job] = deque()
-        self._later: deque[_Job] = deque()
-        self._has_work = asyncio.Event()
-        self._owner: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Whatever is asked for is done from now on. The folder is open already."""
-        self._owner = asyncio.create_task(self._run(), name="slot-tier")
+        self._jobs.start()
 
     async def aclose(self) -> None:
         """Stop; what wasn't begun is `closed`."""
-        owner, self._owner = self._owner, None
-        if owner is not None:
-            owner.cancel()
-            await asyncio.wait([owner])
-        for job in (*self._urgent, *self._later):
-            if not job.done.done():
-                job.done.set_result(Move(ok=False, why="closed"))
-        self._urgent.clear()
-        self._later.clear()
+        await self._jobs.aclose()
+
+    def restarted(self) -> None:
+        """The server may be another process, with another model."""
+        self._is_sure = False
 
     # What it would take --------------------------------------------------------------------------
 
@@ -147,19 +118,19 @@ class SlotTier:
 
     async def save(self, slot: int, holding: Holding) -> Move:
         """Write what this idle slot holds, in place of what it continues."""
-        return await self._do(self._later, lambda: self._saved(slot, holding))
+        return await self._jobs.later(lambda: self._saved(slot, holding))
 
     async def save_now(self, slot: int, holding: Holding) -> Move:
         """The same before all others: a request waits for the slot."""
-        return await self._do(self._urgent, lambda: self._saved(slot, holding))
+        return await self._jobs.soon(lambda: self._saved(slot, holding))
 
     async def fetch(self, kept: Kept) -> Move:
         """Bring it to memory and check it, while its request waits in a queue."""
-        return await self._do(self._urgent, lambda: self._fetched(kept))
+        return await self._jobs.soon(lambda: self._fetched(kept))
 
     async def restore(self, slot: int, kept: Kept) -> Move:
         """Load it into this idle slot; what that held is lost."""
-        return await self._do(self._urgent, lambda: self._restored(slot, kept))
+        return await self._jobs.soon(lambda: self._restored(slot, kept))
 
     async def fan_out(self, kept: Kept, slots: Iterable[int]) -> list[int]:
         """Load it into each of these idle slots, for a burst. Those that have it now."""
@@ -167,51 +138,13 @@ class SlotTier:
 
     async def over(self, tenant: str, session: str) -> None:
         """As `SlotFolder.over`."""
-        await self._do(self._later, lambda: self._told(self.folder.over, tenant, session))
+        await self._jobs.later(lambda: self._told(self.folder.over, tenant, session))
 
     async def erase(self, tenant: str, session: str | None = None) -> None:
         """Delete a tenant's files, or those of one session."""
-        await self._do(self._urgent, lambda: self._told(self.folder.erase, tenant, session))
+        await self._jobs.soon(lambda: self._told(self.folder.erase, tenant, session))
 
-    # The one task --------------------------------------------------------------------------------
-
-    async def _do(self, queue: deque[_Job], work: Work) -> Move:
-        if self._owner is None:
-            return Move(ok=False, why="closed")
-        job = _Job(work, asyncio.get_running_loop().create_future())
-        queue.append(job)
-        self._has_work.set()
-        try:
-            async with asyncio.timeout(self._limit_s):
-                return await job.done
-        except TimeoutError:
-            return self._noted(Move(ok=False, why="late"))
-
-    async def _run(self) -> None:
-        while True:
-            await self._has_work.wait()
-            queue = self._urgent or self._later
-            if not queue:
-                self._has_work.clear()
-                continue
-            job = queue.popleft()
-            if not job.done.done():  # whoever asked has gone
-                move = await self._timed(job.work)
-                if not job.done.done():
-                    job.done.set_result(self._noted(move))
-
-    async def _timed(self, work: Work) -> Move:
-        began_at = time.monotonic()
-        try:
-            async with asyncio.timeout(self._limit_s):
-                move = await work()
-        except TimeoutError:
-            move = Move(ok=False, why="late")
-        except EngineError as error:
-            move = Move(ok=False, why=error.kind)
-        except OSError as error:
-            move = Move(ok=False, why=error.strerror or "unreadable")
-        return msgspec.structs.replace(move, took_s=time.monotonic() - began_at)
+    # How -----------------------------------------------------------------------------------------
 
     async def _saved(self, slot: int, holding: Holding) -> Move:
         if not 0 <= slot < self._slots:
@@ -225,10 +158,10 @@ class SlotTier:
             moved = await self._moved(_DIALECT.save(slot, part))
             if not moved.ok:
                 return Move(ok=False, why=moved.why)
-            if moved.tokens != holding.tokens:
-                return Move(ok=False, why="changed", tokens=moved.tokens or 0)
             size, now = moved.size_bytes or 0, self._clock()
             self.counts.written_bytes += size
+            if moved.tokens != holding.tokens:
+                return Move(ok=False, why="changed", tokens=moved.tokens or 0)
             kept = await asyncio.to_thread(self.folder.finish, part, holding, size, now)
         finally:
             if not isinstance(kept, Kept):
@@ -264,19 +197,23 @@ class SlotTier:
         return Move(ok=True, tokens=moved.tokens or 0, size_bytes=kept.size_bytes)
 
     async def _moved(self, call: Call | None) -> Moved:
+        """What the server said; a failure to reach it is told as if by it."""
         assert call is not None
-        return _DIALECT.read_moved(*await self._ask(call))
+        try:
+            if not self._is_sure and self._identify is not None:
+                if await self._identify() != self.folder.identity:
+                    return Moved(ok=False, why="model")
+                self._is_sure = True
+            return _DIALECT.read_moved(*await self._ask(call))
+        except EngineError as error:
+            self._is_sure = False
+            return Moved(ok=False, why=error.kind)
+        except ConfigError:
+            return Moved(ok=False, why="model")
 
     async def _told(self, tell: Callable[..., object], *what: str | None) -> Move:
         await asyncio.to_thread(tell, *what)
         return Move(ok=True)
-
-    def _noted(self, move: Move) -> Move:
-        if not move.ok:
-            is_ours = move.why.isalpha() or move.why.startswith("timeout")
-            why = move.why if is_ours else "refused"
-            self.counts.failed[why] = self.counts.failed.get(why, 0) + 1
-        return move
 
 
 async def identity_of(direct: Direct, weights: str = "") -> str:
@@ -297,6 +234,12 @@ async def slot_tier(
     slots = await direct.slots()
     if not slots:
         raise ConfigError(f"{direct.url} tells no slots: start llama.cpp's server with --slots")
-    tier = SlotTier(folder, direct.ask, slots=len(slots), limit_s=limit_s)
+    tier = SlotTier(
+        folder,
+        direct.ask,
+        slots=len(slots),
+        identify=lambda: identity_of(direct, weights),
+        limit_s=limit_s,
+    )
     await tier.start()
     return tier

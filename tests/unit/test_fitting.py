@@ -286,6 +286,12 @@ def test_of_a_log_only_answers_of_engines_count() -> None:
         Row(3_000_000, "forward", {**about, "input_tokens": None}),
     ]
     assert served_of(rows) == [
-        Served("up.1", 2.0, 0.5, 0.75, 100, 0, 9),
-        Served("up.1", 3.0, None, 0.75, 100, 0, 9),
+        Served("up.1", 2.0, 0.5, 0.75, 100, 0, 9, tells_cached=False),
+        Served("up.1", 3.0, None, 0.75, 100, 0, 9, tells_cached=False),
     ]
+
+
+def test_a_log_that_does_not_say_what_was_cached_is_told() -> None:
+    rows = [msgspec.structs.replace(one, tells_cached=False) for one in served(1e4)]
+    assert "150 of them don't say what was cached" in str(fit(rows, batch_tokens=BATCH))
+    assert "cached" not in str(fit(served(1e4), batch_tokens=BATCH))

@@ -408,7 +408,7 @@ class Proxy:
             status=status,
             input_tokens=usage.input_tokens if usage else None,
             output_tokens=usage.output_tokens if usage else None,
-            cached_tokens=usage.cached_tokens if usage else None,
+            cached_tokens=usage.cached_tokens if usage and usage.tells_cached else None,
             answer_bytes=answer.size_bytes if answer else 0,
             ttft_s=flight.first_at - flight.asked_at if flight.first_at else None,
             service_s=(flight.ended_at or self._clock()) - flight.asked_at - flight.paced_s,

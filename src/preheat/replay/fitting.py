@@ -75,6 +75,7 @@ def served_of(rows: Iterable[LogRow]) -> list[Served]:
                     input_tokens,
                     about["cached_tokens"] or 0,
                     output_tokens,
+                    about["cached_tokens"] is not None,
                 )
             )
     return served
@@ -103,7 +104,8 @@ class Fitted(msgspec.Struct, frozen=True):
     """The model, how well it tells the times it was made of, and how many requests those were.
 
     `slowdown` is by what share a step takes longer for each other worker that works meanwhile, if
-    all are on one host.
+    all are on one host. Of `untold` of them nobody said what was cached: they count as computed
+    whole, and if they weren't, a token comes out too cheap.
     """
 
     model: ServiceModel
@@ -111,11 +113,17 @@ class Fitted(msgspec.Struct, frozen=True):
     decode: Errors
     requests: int
     slowdown: float = 0.0
+    untold: int = 0
 
     def __str__(self) -> str:
         lines = [f"{self.requests} requests; error as a share, p50 / p90 / p99"]
         if self.slowdown:
             lines[0] = f"a step takes {self.slowdown:.0%} longer beside another; {lines[0]}"
+        if self.untold:
+            lines.append(
+                f"{self.untold} of them don't say what was cached (vLLM: --enable-prompt-tokens-details): "
+                "if anything was, a token costs more than is told here"
+            )
         for name, errors in (("first token", self.ttft), ("decoding", self.decode)):
             told = f"{errors.p50:.3f} / {errors.p90:.3f} / {errors.p99:.3f}"
             lines.append(f"{name}: {told if errors.count else 'no answer is longer than a token'}")
@@ -209,7 +217,9 @@ def _fit(
         for row, took_s in (*firsts, *rests)
     )
     errors = _errors(firsts, prices), _errors(rests, prices)
-    return left, Fitted(model_of(prices), *errors, len(firsts), slowdown)
+    streamed = [one for crowd in crowds.values() for one in _streamed(crowd)]
+    untold = sum(not one.tells_cached for one in streamed)
+    return left, Fitted(model_of(prices), *errors, len(streamed), slowdown, untold)
 
 
 def fit_points(points: Sequence[Timing]) -> Fitted:

@@ -26,7 +26,7 @@ Equation = tuple[Row, float]
 
 class Served(msgspec.Struct, frozen=True, gc=False):
     """One request that an engine answered: when it was asked (seconds), what it said. `ttft_s` is
-    None where the answer wasn't streamed."""
+    None where the answer wasn't streamed; `tells_cached`: the engine said what of it was cached."""
 
     worker: str
     asked_at: float
@@ -35,6 +35,7 @@ class Served(msgspec.Struct, frozen=True, gc=False):
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    tells_cached: bool = True
 
     @property
     def first_s(self) -> float | None:

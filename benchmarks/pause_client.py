@@ -17,7 +17,7 @@ from benchmarks import chat
 from benchmarks.pause_script import Turn
 from benchmarks.report import BenchmarkError, Progress
 from preheat.core.blocks import prefix_of
-from preheat.core.costs import ServiceLearner, ServiceModel, Timing
+from preheat.core.costs import ServiceLearner, Timing
 from preheat.engines.dialects.llamacpp import LlamaCpp
 from preheat.engines.direct import Direct
 from preheat.engines.slot_folder import SlotFolder
@@ -173,10 +173,9 @@ class Keeping(Way):
         body = chat.body(messages, model=MODEL)
         prefix = prefix_of(body, TENANT.encode())
         tokens = max(2, int(prefix.prompt_bytes / self._token_bytes))
-        service = self._learner.service(MODEL) or ServiceModel()
         began_at = time.perf_counter()
         wanted = Wanted(TENANT, session, prefix.blocks, tokens)
-        seated = await self._keeper.seat(wanted, service)
+        seated = await self._keeper.seat(wanted, self._learner.service(MODEL))
         waited_s = time.perf_counter() - began_at
         told = None
         try:

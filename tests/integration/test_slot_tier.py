@@ -402,6 +402,14 @@ async def test_three_times_as_many_sessions_as_slots_lose_nothing(
 
 
 @pytest.mark.asyncio
+async def test_what_is_shorter_than_a_block_isnt_kept(weights: str, tmp_path: Path) -> None:
+    async with rig(weights, tmp_path) as one, sessions(one) as (talk, _):
+        for name in range(2 * SLOTS):
+            assert await talk.turn(name, 90) == ("recompute", 0)
+        assert one.tier.counts.saved == 0
+
+
+@pytest.mark.asyncio
 async def test_a_burst_of_sessions_is_seated_in_turn(weights: str, tmp_path: Path) -> None:
     async with rig(weights, tmp_path) as one, sessions(one) as (talk, _):
         names = range(4 * SLOTS)

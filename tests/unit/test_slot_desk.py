@@ -83,6 +83,13 @@ def test_tenants_find_nothing_of_each_other() -> None:
     assert other.found_tokens == 0
 
 
+def test_a_beginning_in_common_is_a_share_of_what_the_slot_has() -> None:
+    desk = SlotDesk(1)
+    held = talk("a", 1, 2, 3, 4)
+    seated(desk, held, 1.0)
+    assert desk.take("t", (1, 2, 3, 9)) == Seat(0, 30, held)
+
+
 def test_after_a_restart_all_are_empty() -> None:
     desk = SlotDesk(2)
     desk.take("t", (1,))

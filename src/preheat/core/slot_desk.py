@@ -11,7 +11,8 @@ by age instead, not cut down."""
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """A sequence in a slot: whose it is, its blocks, and how many tokens it has."""
+    """A sequence in a slot: whose it is, its prompt's blocks (one at least, or nobody could find
+    it), and how many tokens it has."""
 
     tenant: str
     session: str
@@ -80,8 +81,8 @@ class SlotDesk:
         holds = slot.holds
         if holds is None:
             return Seat(slot.number, 0, None)
-        is_lost = found < len(holds.blocks)
-        tokens = holds.tokens * found // len(holds.blocks) if is_lost else holds.tokens
+        is_lost = found == 0 or found < len(holds.blocks)
+        tokens = holds.tokens * found // len(holds.blocks) if found else 0
         return Seat(slot.number, tokens, holds if is_lost and not slot.is_saved else None)
 
     def restored(self, slot: int, holding: Holding) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from preheat.core.costs import ServiceModel
 from preheat.core.slot_desk import Holding, Seat, SlotDesk
 from preheat.core.slot_ways import Prospect, Way, quickest
+from preheat.engines.slot_names import Kept
 from preheat.engines.slot_tier import SlotTier
 
 
@@ -38,8 +39,8 @@ class SlotKeeper:
     is known. A sequence that is pushed out is saved where loading it will be quicker than computing,
     and loaded when it is asked for again.
 
-    The slot that would be taken next is saved in a moment when nothing runs, so that nobody waits for it. No
-    more than that is written: most sessions come back before their slot is taken.
+    The slot that would be taken next is saved ahead, so that nobody waits for that. No more than that
+    is written: most sessions come back before their slot is taken.
     """
 
     def __init__(
@@ -47,16 +48,15 @@ class SlotKeeper:
     ) -> None:
         self._tier = tier
         self._desk = SlotDesk(slots)
-        self._slots = slots
         self._clock = clock
         self._seats = asyncio.Semaphore(slots)  # it serves in the order of asking
         self._life = 0
-        self._service = ServiceModel()
+        self._service: ServiceModel | None = None
         self._saver: asyncio.Task[None] | None = None
 
-    async def seat(self, wanted: Wanted, service: ServiceModel) -> Seated:
+    async def seat(self, wanted: Wanted, service: ServiceModel | None) -> Seated:
         """A slot for it, in the order of asking; what it has of the prompt is there when this returns.
-        It is busy until `ended`. `service` is the model's speed on this server, as learned."""
+        It is busy until `ended`. `service` is the model's speed on this server, if it is known."""
         self._service = service
         kept = self._tier.find(wanted.tenant, wanted.blocks)
         fetch = None
@@ -78,15 +78,16 @@ class SlotKeeper:
 
     def ended(self, seated: Seated, tokens: int | None) -> None:
         """Its request is over. `tokens` are what the slot holds now, by the engine's count: of prompt
-        and answer together, less the last one; None where that isn't known."""
+        and answer together, less the last one; None where that isn't known. A prompt shorter than a
+        block isn't kept."""
         wanted = seated.wanted
         holding = None
-        if tokens is not None:
+        if tokens is not None and wanted.blocks:
             holding = Holding(wanted.tenant, wanted.session, wanted.blocks, tokens)
         if seated.life == self._life:
             self._desk.ended(seated.slot, holding, self._clock())
         self._seats.release()
-        if self._desk.idle == self._slots and self._saver is None:
+        if self._saver is None:
             self._saver = asyncio.create_task(self._save_next())
 
     async def over(self, tenant: str, session: str) -> None:
@@ -106,7 +107,7 @@ class SlotKeeper:
             self._saver.cancel()
             await asyncio.wait([self._saver])
 
-    async def _filled(self, seated: Seated, seat: Seat, service: ServiceModel) -> Seated:
+    async def _filled(self, seated: Seated, seat: Seat, service: ServiceModel | None) -> Seated:
         wanted = seated.wanted
         if seat.losing is not None and self._tier.pays(seat.losing.tokens, service):
             await self._tier.save_now(seat.slot, seat.losing)
@@ -119,17 +120,23 @@ class SlotKeeper:
         if kept is None or kept.tokens <= found:
             return hot
         held = min(kept.tokens, most)
-        choice = quickest(
-            Prospect(
-                recompute_s=service.prefill_s(wanted.tokens - found, found),
-                fetch_s=self._tier.fetch_s(kept),
-                load_s=self._tier.load_s(kept),
-                restored_rest_s=service.prefill_s(wanted.tokens - held, held),
-            )
-        )
-        if choice.way != "restore" or not (await self._tier.restore(seat.slot, kept)).ok:
+        if service is not None and not self._is_quicker(kept, wanted.tokens, found, held, service):
+            return hot
+        if not (await self._tier.restore(seat.slot, kept)).ok:
             return hot
         return msgspec.structs.replace(seated, way="restore", found_tokens=held)
+
+    def _is_quicker(
+        self, kept: Kept, tokens: int, found: int, held: int, service: ServiceModel
+    ) -> bool:
+        """Whether this file is loaded, and not the prompt computed behind what the slot has."""
+        prospect = Prospect(
+            recompute_s=service.prefill_s(tokens - found, found),
+            fetch_s=self._tier.fetch_s(kept),
+            load_s=self._tier.load_s(kept),
+            restored_rest_s=service.prefill_s(tokens - held, held),
+        )
+        return quickest(prospect).way == "restore"
 
     async def _save_next(self) -> None:
         try:

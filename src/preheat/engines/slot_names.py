@@ -53,8 +53,7 @@ class SlotNames:
 
     def chain(self, tenant: str, blocks: Sequence[int]) -> bytes:
         """Names a prefix: its last block's id names all before it."""
-        tail = blocks[-1] if blocks else 0
-        told = tail.to_bytes(8, "big") + len(blocks).to_bytes(_COUNT, "big") + tenant.encode()
+        told = blocks[-1].to_bytes(8, "big") + len(blocks).to_bytes(_COUNT, "big") + tenant.encode()
         return self._digest(told, _CHAIN)
 
     def tenant(self, tenant: str) -> bytes:

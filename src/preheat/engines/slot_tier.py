@@ -17,7 +17,7 @@ from preheat.core.slot_desk import Holding
 from preheat.core.slot_ways import Speed
 from preheat.engines.dialects.calls import Call, get
 from preheat.engines.dialects.llamacpp import LlamaCpp, model_identity
-from preheat.engines.dialects.readings import Moved
+from preheat.engines.dialects.readings import Moved, parsed, part
 from preheat.engines.direct import Direct
 from preheat.engines.slot_folder import SlotFolder
 from preheat.engines.slot_jobs import Move, SlotJobs
@@ -69,6 +69,7 @@ class SlotTier:
         self._ask = ask
         self._slots = slots
         self._identify = identify
+        self._engine_s = 0.0  # of the last move
         self._is_sure = True  # that the server has the folder's model
         self._clock = clock
         self._fetching = Speed(bytes_per_s=_DISK)
@@ -101,8 +102,11 @@ class SlotTier:
         """Expected seconds of the engine to load it."""
         return self._loading.expected_s(kept.size_bytes)
 
-    def pays(self, tokens: int, service: ServiceModel) -> bool:
-        """Whether loading so many tokens is quicker than computing them."""
+    def pays(self, tokens: int, service: ServiceModel | None) -> bool:
+        """Whether loading so many tokens is quicker than computing them. It is thought to be until it
+        is known how fast computing is."""
+        if service is None:
+            return True
         return saved_s(service, self.tier(), tokens, self._token_bytes * tokens) > 0.0
 
     def tier(self) -> Tier:
@@ -186,11 +190,10 @@ class SlotTier:
         fetched = await self._fetched(kept)
         if not fetched.ok:
             return fetched
-        began_at = time.monotonic()
         moved = await self._moved(_DIALECT.restore(slot, kept.name))
         if not moved.ok:
             return Move(ok=False, why=moved.why)
-        self._loading.learn(kept.size_bytes, time.monotonic() - began_at)
+        self._loading.learn(kept.size_bytes, self._engine_s)
         self.counts.restored += 1
         self.counts.read_bytes += kept.size_bytes
         await asyncio.to_thread(self.folder.used, kept, self._clock())
@@ -204,7 +207,10 @@ class SlotTier:
                 if await self._identify() != self.folder.identity:
                     return Moved(ok=False, why="model")
                 self._is_sure = True
-            return _DIALECT.read_moved(*await self._ask(call))
+            began_at = time.monotonic()
+            status, body = await self._ask(call)
+            self._engine_s = _engine_s(body) or time.monotonic() - began_at
+            return _DIALECT.read_moved(status, body)
         except EngineError as error:
             self._is_sure = False
             return Moved(ok=False, why=error.kind)
@@ -214,6 +220,17 @@ class SlotTier:
     async def _told(self, tell: Callable[..., object], *what: str | None) -> Move:
         await asyncio.to_thread(tell, *what)
         return Move(ok=True)
+
+
+def _engine_s(body: bytes) -> float | None:
+    """What the server itself took for it, without the batch that it was in: that would have been
+    waited for by a prompt, too."""
+    timings = part(parsed(body), "timings")
+    for name in ("save_ms", "restore_ms"):
+        took_ms = part(timings, name)
+        if isinstance(took_ms, int | float):
+            return max(0.0, took_ms / 1e3)
+    return None
 
 
 async def identity_of(direct: Direct, weights: str = "") -> str:

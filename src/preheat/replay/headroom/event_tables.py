@@ -160,9 +160,10 @@ def _finding(outcome: Outcome) -> Finding:
     waits = [outcome.times_kept(arm, None) for arm in (NOTHING, OURS)]
     empty, ours = (f"{one:.2f} x" if one is not None else "unknown" for one in waits)
     numbers = (
-        f"{outcome.event.name}, {outcome.fleet}, one a day: p95 TTFT {empty} as long as without"
-        f" restarts, with ours {ours}; {outcome.seconds(NOTHING)[0]:,.0f} GPU-seconds a day lost, with"
-        f" ours {outcome.seconds(OURS)[0]:,.0f}"
+        f"{outcome.event.name}, {outcome.fleet}, one a day: at load {outcome.loads[-1]:g} p95 TTFT"
+        f" {empty} as long as without restarts, with ours {ours}; at load {outcome.loads[0]:g}"
+        f" {outcome.seconds(NOTHING)[0]:,.0f} GPU-seconds a day lost, with ours"
+        f" {outcome.seconds(OURS)[0]:,.0f}"
     )
     is_felt = waits[0] is not None and waits[0] > 1 + _FELT
     return Finding("events", share, numbers, is_felt=is_felt)

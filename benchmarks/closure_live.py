@@ -107,6 +107,8 @@ def engine(
         if popen.stdin is not None:
             popen.stdin.close()  # it ends when nobody can tell it anything any more
         server.stop()
+        if popen.stdout is not None:
+            popen.stdout.close()
 
 
 def _environment() -> dict[str, str]:

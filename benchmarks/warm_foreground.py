@@ -6,8 +6,9 @@ is for live requests. A chunk that has begun isn't interrupted. When a chunk may
 is and where it goes on are `core.warmup`'s rules, the same objects that `preheat warm` uses.
 
 The slack isn't chosen but follows from an SLO: with a p99 TTFT of so much without a warm-up, and an SLO
-of 1.02 times that, chunks are to take less than the difference. Beside it stand chunks with four times
-that slack, and prefixes computed whole. Every arm gets the same requests. Lengths are composed: lognormal, not recorded.
+of 1.02 times that, chunks are to take less than the difference. Beside it stand a
+rest after each chunk as long as the chunk, chunks with four times that slack, and prefixes computed
+whole. Every arm gets the same requests. Lengths are composed: lognormal, not recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import msgspec
 
 from benchmarks.report import BenchmarkError, Progress, Result, table
 from preheat.core.costs import ServiceModel
-from preheat.core.warmup import Busy, ChunkSize, Pace, Walk, blocked
+from preheat.core.warmup import Busy, ChunkSize, Pace, Walk, blocked, rest_s
 from preheat.replay.kernel import Kernel
 
 SLO_RATIO = 1.02
@@ -97,6 +98,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
 def arms(slack_s: float) -> list[Arm]:
     return [
         Arm("slack", Pace(slack_s=slack_s)),
+        Arm("rested", Pace(slack_s=slack_s, share=0.5)),
         Arm("slack_x4", Pace(slack_s=4 * slack_s)),
         Arm(WHOLE, Pace(slack_s=slack_s, first_tokens=WARM_TOKENS, least_tokens=WARM_TOKENS)),
     ]
@@ -132,7 +134,7 @@ class Simulation:
         self._walk = Walk(tokens=WARM_TOKENS)
         self._size = ChunkSize(arm.pace or Pace())
         self._warmed_tokens = 0
-        self._warm_s = self._longest_s = 0.0
+        self._warm_s = self._longest_s = self._rests_until = 0.0
 
     def run(self) -> Told:
         self._kernel.plan(self._load.arrivals_s[0], self._arrive, 0)
@@ -173,9 +175,16 @@ class Simulation:
         pace = self._arm.pace
         busy = Busy(running=0, waiting=len(self._waiting), load=0.0)
         if pace is not None and self._left and not blocked(pace, busy):
-            self._warm()
+            if self._kernel.now >= self._rests_until:
+                self._warm()
+            else:
+                self._kernel.plan(self._rests_until, self._wake, None)
         elif self._waiting:
             self._serve()
+
+    def _wake(self, _: None) -> None:
+        if not self._is_busy:
+            self._next()
 
     def _warm(self) -> None:
         walk = self._walk
@@ -192,6 +201,7 @@ class Simulation:
         self._warmed_tokens += computed
         self._warm_s += took_s
         self._longest_s = max(self._longest_s, took_s)
+        self._rests_until = self._kernel.now + rest_s(self._arm.pace or Pace(), took_s)
         if self._walk.is_over:
             self._walk = Walk(tokens=WARM_TOKENS)
         self._next()

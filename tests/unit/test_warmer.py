@@ -1,6 +1,7 @@
 """A warmer and a server in memory with vLLM's rules: chunks, yielding, joining, refusals, proofs."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +131,26 @@ async def test_who_doesnt_take_priorities_is_asked_without() -> None:
     server.takes_priority = False
     await warmed(server)
     assert ["priority" in one for one in server.asked][:3] == [True, False, False]
+
+
+@pytest.mark.asyncio
+async def test_priorities_are_kept_where_something_else_was_refused() -> None:
+    server = Vllm()
+    warmer = warmer_of(server)
+    server.status = 400
+    assert (await warmer.warm(prompt())).state == "failed"
+    assert ["priority" in one for one in server.asked] == [True, False]
+    server.status = 200
+    assert (await warmer.warm(prompt())).state == "done"
+    assert "priority" in server.asked[-1]
+
+
+@pytest.mark.asyncio
+async def test_a_share_of_the_idle_time_is_left() -> None:
+    server = Vllm()
+    began_at = time.monotonic()
+    outcome = await Warmer(server, pace=Pace(first_tokens=500, share=0.001)).warm(prompt())
+    assert time.monotonic() - began_at >= 0.9 * 999 * (outcome.took_s - outcome.longest_chunk_s)
 
 
 @pytest.mark.asyncio

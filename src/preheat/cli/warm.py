@@ -48,6 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long a chunk may hold up a live request (%(default)s)",
     )
     parser.add_argument(
+        "--share",
+        type=_share,
+        default=Pace().share,
+        metavar="SHARE",
+        help="of the time at most; it rests after each chunk (%(default)s)",
+    )
+    parser.add_argument(
         "--adapter",
         default="",
         metavar="NAME[=PATH]",
@@ -87,6 +94,13 @@ def run(options: argparse.Namespace) -> int:
     return 1 if states["failed"] or states["busy"] else 0
 
 
+def _share(text: str) -> float:
+    value = positive(text)
+    if value > 1:
+        raise argparse.ArgumentTypeError("must be at most 1")
+    return value
+
+
 class _Row(msgspec.Struct, frozen=True):
     """`number` is the prefix's in the file, 0 an adapter; `slots` are those that have it now."""
 
@@ -123,7 +137,7 @@ class _Job:
         files = SlotFiles(direct)
         warmer = Warmer(
             direct,
-            pace=Pace(slack_s=options.slack, most_load=options.most_load),
+            pace=Pace(slack_s=options.slack, most_load=options.most_load, share=options.share),
             patience_s=options.wait,
             files=files if options.keep else None,
             on_step=lambda step: self._note(direct.url, step),

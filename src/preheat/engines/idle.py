@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from preheat.core.warmup import Busy, Pace, blocked
+from preheat.core.warmup import Busy, Pace, blocked, rest_s
 from preheat.engines.dialects.calls import Call, Prompt
 from preheat.engines.dialects.readings import Cached, Slot, why
 from preheat.engines.direct import Direct
@@ -50,10 +50,12 @@ class Idle:
         self._direct = direct
         self._pace = pace
         self._takes_priority = True  # until it refuses one
+        self._rests_until = 0.0
 
     async def compute(self, prompt: Prompt, patience: Patience) -> Computed:
         """Have this prompt computed, with one token of answer at most, behind all live requests.
         Raises EngineError, RefusedError and NeverIdleError."""
+        took_priority = self._takes_priority
         while True:
             await self._wait(patience)
             call, has_priority = await self._call(prompt)
@@ -61,14 +63,24 @@ class Idle:
             status, body = await self._direct.ask(call)
             took_s = monotonic() - began_at
             if status == 200:
+                self._rests_until = monotonic() + rest_s(self._pace, took_s)
                 dialect = await self._direct.known()
                 return Computed(dialect.read_cached(body), took_s)
             if status in _TRY_LATER:
-                await self._pause(patience, why(status, body))
+                await self.pause(patience, why(status, body))
             elif status == 400 and has_priority:
                 self._takes_priority = False
             else:
+                self._takes_priority = took_priority  # that wasn't what it refused
                 raise RefusedError(why(status, body))
+
+    async def pause(self, patience: Patience, what: str) -> None:
+        """Wait a moment for this. Raises NeverIdleError where patience is at its end."""
+        if patience.waited_s + _LOOK_AGAIN_S > patience.most_s:
+            raise NeverIdleError(f"no idle moment within {patience.most_s:g} s: {what}")
+        patience.tell(what)
+        await asyncio.sleep(_LOOK_AGAIN_S)
+        patience.waited_s += _LOOK_AGAIN_S
 
     async def _call(self, prompt: Prompt) -> tuple[Call, bool]:
         dialect = await self._direct.known()
@@ -83,16 +95,10 @@ class Idle:
         return call, has_priority
 
     async def _wait(self, patience: Patience) -> None:
+        await asyncio.sleep(max(0.0, self._rests_until - monotonic()))
         while what := blocked(self._pace, await self._busy()):
-            await self._pause(patience, what)
+            await self.pause(patience, what)
         patience.tell("")
-
-    async def _pause(self, patience: Patience, what: str) -> None:
-        if patience.waited_s + _LOOK_AGAIN_S > patience.most_s:
-            raise NeverIdleError(f"no idle moment within {patience.most_s:g} s: {what}")
-        patience.tell(what)
-        await asyncio.sleep(_LOOK_AGAIN_S)
-        patience.waited_s += _LOOK_AGAIN_S
 
     async def _busy(self) -> Busy:
         slots = await self._direct.slots()

@@ -1,6 +1,5 @@
 """llama.cpp's slots on disk: a prefix that was computed once fills other slots, and the next process."""
 
-from collections.abc import Iterable
 from typing import Final
 
 from preheat.engines.dialects.calls import get
@@ -25,11 +24,11 @@ class SlotFiles:
     async def save(self, prefix: str, slot: int) -> Moved | None:
         """Write what the slot holds. None where the server has no slots or doesn't say what its
         model is. Raises EngineError."""
-        return await self._move("save", prefix, slot)
+        return await self._move("save", await self._file_of(prefix), slot)
 
     async def restore(self, prefix: str, slot: int) -> Moved | None:
         """Read it into a slot; what that held is lost. As `save`."""
-        return await self._move("restore", prefix, slot)
+        return await self._move("restore", await self._file_of(prefix), slot)
 
     async def restore_into_idle(self, prefix: str) -> tuple[int, int] | None:
         """Into the idle slot that holds least: its number and the tokens that it has now; None where
@@ -41,31 +40,33 @@ class SlotFiles:
         moved = await self.restore(prefix, slot)
         return None if moved is None or not moved.ok else (slot, moved.tokens or 0)
 
-    async def spread(self, prefix: str, slot: int, among: Iterable[int] | None = None) -> list[int]:
-        """Fill other slots with what this one holds: `among` these, else all that are idle. A busy slot
-        shares nothing, so a burst needs one each. Returns those that have it now, `slot` first; that
-        one alone where files can't be written. Raises EngineError."""
-        saved = await self.save(prefix, slot)
-        if saved is None or not saved.ok:
-            return [slot]
-        if among is None:
-            among = [one.number for one in await self._direct.slots() or () if not one.is_busy]
+    async def spread(self, prefix: str, slot: int) -> list[int]:
+        """Fill all other idle slots with what this one holds: a busy slot shares nothing, so a burst needs
+        one each. Returns those that have it now, `slot` first; that one alone where files can't be
+        written. Raises EngineError."""
+        name = await self._file_of(prefix)
+        saved = await self._move("save", name, slot)
         filled = [slot]
-        for other in among:
-            if other != slot:
-                moved = await self.restore(prefix, other)
+        if saved is None or not saved.ok:
+            return filled
+        for other in await self._direct.slots() or ():
+            if other.number != slot and not other.is_busy:
+                moved = await self._move("restore", name, other.number)
                 if moved is not None and moved.ok:
-                    filled.append(other)
+                    filled.append(other.number)
         return filled
 
-    async def _move(self, action: str, prefix: str, slot: int) -> Moved | None:
-        dialect = await self._direct.known()
-        if dialect.slots() is None:
+    async def _file_of(self, prefix: str) -> str | None:
+        """The model is asked for each time: it may be another since."""
+        if (await self._direct.known()).slots() is None:
             return None
         told = [await self._direct.told(get(path)) or b"" for path in _DESCRIBED]
         identity = model_identity(*told, weights=self._weights)
-        if identity is None:
+        return None if identity is None else slot_file(identity, bytes.fromhex(prefix))
+
+    async def _move(self, action: str, name: str | None, slot: int) -> Moved | None:
+        if name is None:
             return None
-        name = slot_file(identity, bytes.fromhex(prefix))
+        dialect = await self._direct.known()
         call = dialect.save(slot, name) if action == "save" else dialect.restore(slot, name)
         return None if call is None else dialect.read_moved(*await self._direct.ask(call))

@@ -7,7 +7,7 @@ each in an idle moment.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -25,12 +25,14 @@ from preheat.core.warmup import (
     probing_order,
 )
 from preheat.engines.dialects.calls import Prompt
-from preheat.engines.dialects.readings import Cached
+from preheat.engines.dialects.readings import Cached, Slot
 from preheat.engines.direct import Direct
 from preheat.engines.idle import Computed, Idle, NeverIdleError, Patience, RefusedError
 from preheat.engines.prefixes import as_ids, bytes_of, name_of
 from preheat.engines.slot_files import SlotFiles
 from preheat.errors import EngineError
+
+_LOOKS: Final = 5
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +177,7 @@ class Warmer:
     async def _in_chunks(self, prompt: Prompt, mark: Mark | None, warming: "_Warming") -> None:
         assert prompt.ids is not None
         tokens = len(prompt.ids)
-        done_tokens, slot = await self._begin_at(tokens, mark, warming.name)
+        done_tokens, slot = await self._begin_at(tokens, mark, warming)
         if prompt.slot is not None:
             slot = prompt.slot
         warming.walk = walk = Walk(tokens=tokens, done_tokens=min(done_tokens, tokens))
@@ -188,7 +190,9 @@ class Warmer:
                 return
             slot = prompt.slot
 
-    async def _begin_at(self, tokens: int, mark: Mark | None, name: str) -> tuple[int, int | None]:
+    async def _begin_at(
+        self, tokens: int, mark: Mark | None, warming: "_Warming"
+    ) -> tuple[int, int | None]:
         """How many tokens are there already, and the slot to begin in; None: the server's choice.
 
         A block cache is walked again from its start, which costs little where it is warm. A shorter
@@ -198,19 +202,33 @@ class Warmer:
         would put it in that one's place. Without an empty slot the server chooses: it then keeps what it
         pushes out in host memory, and doesn't where it is told a slot.
         """
-        slots = await self._direct.slots()
+        slots = await self._slots(mark, warming.patience)
         if slots is None:
             return 0, None
+        if tokens >= (most := min((one.ctx_tokens for one in slots), default=tokens + 1)):
+            raise RefusedError(f"its slots hold {most} tokens, and the prefix has {tokens}")
         idle = [one for one in slots if not one.is_busy]
         if mark is not None and mark.tokens == tokens:
             for one in idle:
                 if one.number == mark.slot and (one.tokens or 0) >= mark.done_tokens:
                     return mark.done_tokens, None
         if self._files is not None:
-            restored = await self._files.restore_into_idle(name)
+            restored = await self._files.restore_into_idle(warming.name)
             if restored is not None:
                 return restored[1], None
         return 0, next((one.number for one in idle if not one.tokens), None)
+
+    async def _slots(self, mark: Mark | None, patience: Patience) -> list[Slot] | None:
+        """They, where the marked one is idle or remains busy: it may still be at the piece at which an
+        earlier run was stopped."""
+        for _ in range(_LOOKS):
+            slots = await self._direct.slots()
+            if mark is None or not any(
+                one.is_busy and one.number == mark.slot for one in slots or ()
+            ):
+                break
+            await self._idle.pause(patience, "its slot is busy")
+        return slots
 
     async def _adapters(self) -> list[str] | None:
         dialect = await self._direct.known()

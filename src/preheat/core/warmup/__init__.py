@@ -5,7 +5,7 @@ in virtual time.
 """
 
 from preheat.core.warmup.outcome import Outcome, digest_of
-from preheat.core.warmup.pacing import Busy, ChunkSize, Pace, blocked
+from preheat.core.warmup.pacing import Busy, ChunkSize, Pace, blocked, rest_s
 from preheat.core.warmup.proof import (
     Proof,
     Verdict,
@@ -34,4 +34,5 @@ __all__ = [
     "of_prefix",
     "of_response",
     "probing_order",
+    "rest_s",
 ]

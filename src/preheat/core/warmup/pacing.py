@@ -21,11 +21,13 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     `slack_s` is how long a chunk may hold up a live request: what its SLO leaves beyond what it
     takes anyway. `most_load` is the share of a server in use from which no chunk begins. The first
     chunk has `first_tokens`, because nobody knows yet how fast the server is; none has fewer than
-    `least_tokens`, since each costs a step whatever its size.
+    `least_tokens`, since each costs a step whatever its size. At most `share` of the time is the
+    warm-up's: a request that comes while it rests is held up by nothing.
     """
 
     slack_s: float = 0.25
     most_load: float = 0.5
+    share: float = 1.0
     first_tokens: int = 64
     least_tokens: int = 16
 
@@ -56,6 +58,15 @@ def blocked(pace: Pace, busy: Busy) -> str:
     if busy.load is not None:
         return f"{busy.load:.0%} in use" if busy.load >= pace.most_load else ""
     return _count(busy.running, "runs", "run") if busy.running else ""
+
+
+def rest_s(pace: Pace, took_s: float) -> float:
+    """How long to rest after a chunk that took so long.
+
+    >>> rest_s(Pace(share=0.25), 2.0)
+    6.0
+    """
+    return took_s * (1.0 / pace.share - 1.0)
 
 
 def _count(requests: int, one: str, many: str) -> str:

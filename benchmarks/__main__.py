@@ -31,6 +31,7 @@ from benchmarks import (
     soak,
     stampede,
     warm_foreground,
+    warm_live,
 )
 from benchmarks.report import BenchmarkError, Progress, Result, figures_table, machine
 
@@ -67,6 +68,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "soak": soak,
     "stampede": stampede,
     "warm_foreground": warm_foreground,
+    "warm_live": warm_live,
 }
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)

@@ -170,13 +170,14 @@ async def _ask_all(url: str, api_key: str, system: str, questions: list[str]) ->
     client = Client(f"http://{urlsplit(url).netloc}")
     try:
         return await asyncio.gather(
-            *(_ask(client, api_key, system, question) for question in questions)
+            *(chat_with(client, api_key, system, question) for question in questions)
         )
     finally:
         await client.aclose()
 
 
-async def _ask(client: Client, api_key: str, system: str, question: str) -> Asked:
+async def chat_with(client: Client, api_key: str, system: str, question: str) -> Asked:
+    """One streamed chat, timed."""
     messages = [*_messages(system), {"role": "user", "content": question}]
     body = chat.body(messages, model="smol", stream=True, max_tokens=ANSWER_TOKENS, ignore_eos=True)
     headers = [

@@ -23,8 +23,8 @@ SYSTEM = [{"role": "system", "content": "word " * 400}]
 class Vllm(Direct):
     """As much of it as a warmer sees. A token is a character; salts are separate caches."""
 
-    def __init__(self) -> None:
-        super().__init__("http://127.0.0.1:9", dialect="vllm")
+    def __init__(self, dialect: str = "vllm") -> None:
+        super().__init__("http://127.0.0.1:9", dialect=dialect)
         self.caches: dict[str, BlockLru] = {}
         self.asked: list[dict[str, Any]] = []
         self.waiting = 0
@@ -70,9 +70,8 @@ class Vllm(Direct):
             return 404, b'{"error": {"message": "no such model"}}'
         if self.status != 200:
             return self.status, b'{"error": {"message": "not now"}}'
-        ids = (
-            fields["prompt"] if isinstance(fields["prompt"], list) else [*fields["prompt"].encode()]
-        )
+        asked = fields["prompt"] if "prompt" in fields else fields["messages"][0]["content"]
+        ids = asked if isinstance(asked, list) else [*asked.encode()]
         cache = self.caches.setdefault(fields.get("cache_salt", ""), BlockLru(1_000, BLOCK))
         usage: dict[str, Any] = {"prompt_tokens": len(ids), "completion_tokens": 1}
         held = cache.serve(ids) // BLOCK * BLOCK
@@ -131,6 +130,28 @@ async def test_who_doesnt_take_priorities_is_asked_without() -> None:
     server.takes_priority = False
     await warmed(server)
     assert ["priority" in one for one in server.asked][:3] == [True, False, False]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("words", "verdict"), [(400, "proven"), (150, "unknown")])
+async def test_where_nobody_tells_tokens_the_whole_goes_in_one_call(
+    words: int, verdict: str
+) -> None:
+    server = Vllm("openai")
+    long = [{"role": "system", "content": "word " * words}]
+    warmer = warmer_of(server)
+    outcome = await warmer.warm(prompt(messages=long))
+    assert (outcome.state, outcome.tokens, outcome.chunks) == ("done", 5 * words, 1)
+    assert outcome.computed_tokens == 5 * words
+    (asked,) = server.asked
+    assert asked["messages"] == long
+    assert "priority" not in asked
+    server.tells_cached = words > 200  # below 1,024 tokens nothing is kept there
+    assert (await warmer.prove(prompt(messages=long))).verdict == verdict
+    server.tells_cached = True
+    server.caches.clear()
+    gone = (await warmer.prove(prompt(messages=long))).verdict
+    assert gone == ("refuted" if words > 200 else "unknown")
 
 
 @pytest.mark.asyncio

@@ -21,7 +21,8 @@ from preheat.core.costs import ServiceLearner, Timing
 from preheat.engines.dialects.llamacpp import LlamaCpp
 from preheat.engines.direct import Direct
 from preheat.engines.slot_folder import SlotFolder
-from preheat.engines.slot_keeper import SlotKeeper, Wanted
+from preheat.engines.slot_keeper import SlotKeeper
+from preheat.engines.slot_leaders import Wanted
 from preheat.engines.slot_tier import SlotTier, identity_of, slot_tier
 from preheat.transport.client import Client, Timeouts
 

@@ -19,7 +19,8 @@ from preheat.engines.dialects.calls import Call, Prompt
 from preheat.engines.dialects.llamacpp import LlamaCpp
 from preheat.engines.direct import Direct
 from preheat.engines.slot_folder import SlotFolder
-from preheat.engines.slot_keeper import SlotKeeper, Wanted
+from preheat.engines.slot_keeper import SlotKeeper
+from preheat.engines.slot_leaders import Wanted
 from preheat.engines.slot_names import Kept
 from preheat.engines.slot_tier import SlotTier, identity_of, slot_tier
 from preheat.errors import ConfigError, EngineError
@@ -473,3 +474,45 @@ async def test_who_leaves_the_queue_gives_its_turn_to_the_next(
         async with asyncio.timeout(5.0):
             assert (await stays).slot == seats[1].slot
         assert gone.cancelled()
+
+
+@pytest.mark.parametrize(("expected_s", "computed"), [(0.5, 1), (60.0, SLOTS)])
+@pytest.mark.asyncio
+async def test_followers_of_a_new_prefix_wait_where_that_is_quicker(
+    weights: str, tmp_path: Path, expected_s: float, computed: int
+) -> None:
+    """A prompt takes 1 s to compute, by what was learned; its leader half of that, or a minute."""
+    service = ServiceModel(token_s=0.001, attention_s=0.0)
+
+    async with rig(weights, tmp_path) as one, sessions(one) as (_, keeper):
+
+        async def asked(name: int) -> int:
+            ids = [*words(5, 1_000), *words(50 + name, 30)]
+            blocks = [*range(10), 100 + name]
+            wanted = Wanted("t", f"s{name}", blocks, len(ids), expected_s)
+            seated = await keeper.seat(wanted, service)
+            cached = await one.computed(seated.slot, ids)
+            keeper.ended(seated, len(ids))
+            return cached
+
+        found = await asyncio.gather(*(asked(name) for name in range(SLOTS)))
+        assert sum(cached < 1_000 for cached in found) == computed
+        assert one.tier.counts.failed == {}
+
+
+@pytest.mark.asyncio
+async def test_a_follower_goes_on_when_its_leader_fails_or_the_server_is_restarted(
+    weights: str, tmp_path: Path
+) -> None:
+    service = ServiceModel(token_s=1.0, attention_s=0.0)
+    async with rig(weights, tmp_path) as one, sessions(one) as (_, keeper):
+        for ends in (lambda seat: keeper.ended(seat, None), lambda _: keeper.restarted()):
+            leader = await keeper.seat(Wanted("t", "a", [1, 2], 200, 30.0), service)
+            follower = asyncio.create_task(keeper.seat(Wanted("t", "b", [1, 2, 3], 300), service))
+            await asyncio.sleep(0.05)
+            assert not follower.done()
+            ends(leader)
+            async with asyncio.timeout(5.0):
+                seated = await follower
+            assert seated.way == "recompute"
+            keeper.ended(seated, None)

@@ -1,9 +1,10 @@
 """What one llama.cpp server probably holds: whole sequences in slots, and a prompt cache behind them."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from preheat.core.slot_desk import alike
 from preheat.core.slot_rules import Slot, SlotRules
 from preheat.core.witness import Trust, Witness
 
@@ -91,7 +92,7 @@ class SlotResidency:
         most, running = now, None
         for one in (*self._running, *self._waiting):
             if most < len(blocks) and len(one.blocks) > most and one.blocks[most] == blocks[most]:
-                most, running = _overlap(one.blocks, blocks), one.blocks
+                most, running = alike(one.blocks, blocks), one.blocks
         return Usable(now, most, running)
 
     def sent(self, blocks: Sequence[int], now: float) -> tuple[Sequence[int], list[int]]:
@@ -174,16 +175,14 @@ class SlotResidency:
         self._recount()
 
     def _end(self, blocks: Sequence[int], now: float, known: int | None) -> None:
-        one = _same(self._running, blocks)
-        if one is not None:
-            slot = self._running.pop(one)
+        one = _same((*self._running, *self._waiting), blocks)
+        slot = None if one is None else self._running.pop(one, None)
+        if slot is not None:
             slot.is_busy, slot.used_at = False, now
             if known is not None:
                 slot.holds = _Sequence(blocks[:known])
-        else:
-            waits = _same(self._waiting, blocks)
-            if waits is not None:
-                self._waiting.remove(waits)
+        elif one is not None:
+            self._waiting.remove(one)
         self._begin()
 
     def _recount(self) -> None:
@@ -215,26 +214,11 @@ def _rules(slots: int, room: int) -> SlotRules[_Sequence]:
     return SlotRules(
         slots,
         room,
-        overlap=lambda held, other: _overlap(held.blocks, other.blocks),
+        overlap=lambda held, other: alike(held.blocks, other.blocks),
         exceeds=_exceeds,
         size=lambda held: len(held.blocks),
         asked=lambda prompt: len(prompt.blocks),
     )
-
-
-def _overlap(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many leading blocks are the same. Equal ids have equal ids before them, so it is searched
-    by halves."""
-    low, high = 0, min(len(one), len(other))
-    if not high or one[0] != other[0]:
-        return 0
-    while low < high:
-        middle = (low + high) // 2
-        if one[middle] == other[middle]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 def _exceeds(one: _Sequence, other: _Sequence, least: int) -> bool:
@@ -243,10 +227,8 @@ def _exceeds(one: _Sequence, other: _Sequence, least: int) -> bool:
     return len(mine) > least and len(theirs) > least and mine[least] == theirs[least]
 
 
-def _same(
-    among: "dict[_Sequence, Slot[_Sequence]] | deque[_Sequence]", blocks: Sequence[int]
-) -> "_Sequence | None":
-    """The one with these very blocks, else one with equal ones."""
+def _same(among: Iterable[_Sequence], blocks: Sequence[int]) -> _Sequence | None:
+    """The one with these very blocks, else the first with equal ones."""
     equal = None
     for one in among:
         if one.blocks is blocks:

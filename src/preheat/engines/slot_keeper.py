@@ -1,8 +1,9 @@
 """The slots of one llama.cpp server with their files: each request gets a slot with its prefix in it."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -10,17 +11,9 @@ import msgspec
 from preheat.core.costs import ServiceModel
 from preheat.core.slot_desk import Holding, Seat, SlotDesk
 from preheat.core.slot_ways import Prospect, Way, quickest
+from preheat.engines.slot_leaders import Leader, Leaders, Wanted
 from preheat.engines.slot_names import Kept
 from preheat.engines.slot_tier import SlotTier
-
-
-class Wanted(msgspec.Struct, frozen=True):
-    """A request that wants a slot; `tokens` is about what its prompt has."""
-
-    tenant: str
-    session: str
-    blocks: Sequence[int]
-    tokens: int
 
 
 class Seated(msgspec.Struct, frozen=True):
@@ -41,6 +34,9 @@ class SlotKeeper:
 
     The slot that would be taken next is saved ahead, so that nobody waits for that. No more than that
     is written: most sessions come back before their slot is taken.
+
+    Who asks for a prefix that a running request computes waits for its end where that is quicker than
+    computing it again. Several who do find it in a file then, for a slot each.
     """
 
     def __init__(
@@ -52,12 +48,16 @@ class SlotKeeper:
         self._seats = asyncio.Semaphore(slots)  # it serves in the order of asking
         self._life = 0
         self._service: ServiceModel | None = None
+        self._leaders = Leaders()
         self._saver: asyncio.Task[None] | None = None
+        self._handing: set[asyncio.Task[None]] = set()
 
     async def seat(self, wanted: Wanted, service: ServiceModel | None) -> Seated:
         """A slot for it, in the order of asking; what it has of the prompt is there when this returns.
         It is busy until `ended`. `service` is the model's speed on this server, if it is known."""
         self._service = service
+        if service is not None:
+            await self._led(wanted, service)
         kept = self._tier.find(wanted.tenant, wanted.blocks)
         fetch = None
         if kept is not None and not kept.is_checked:  # hidden behind the queue
@@ -67,6 +67,7 @@ class SlotKeeper:
             seat = self._desk.take(wanted.tenant, wanted.blocks)
             assert seat is not None  # no more are let in than there are
             seated = Seated(wanted, seat.slot, "recompute", 0, self._life)
+            self._leaders.began(seat.slot, wanted, self._clock())
             try:
                 return await self._filled(seated, seat, service)
             except BaseException:
@@ -84,11 +85,18 @@ class SlotKeeper:
         holding = None
         if tokens is not None and wanted.blocks:
             holding = Holding(wanted.tenant, wanted.session, wanted.blocks, tokens)
-        if seated.life == self._life:
-            self._desk.ended(seated.slot, holding, self._clock())
-        self._seats.release()
-        if self._saver is None:
-            self._saver = asyncio.create_task(self._save_next())
+        if seated.life != self._life:
+            self._seats.release()
+            return
+        leader = self._leaders.ended(seated.slot)
+        if leader is not None and holding is not None and len(leader.followers) > 1:
+            task = asyncio.create_task(self._handed_over(seated, holding, leader))
+            self._handing.add(task)
+            task.add_done_callback(self._handing.discard)
+            return
+        self._free(seated, holding)
+        if leader is not None:
+            leader.release()
 
     async def over(self, tenant: str, session: str) -> None:
         """That session won't come back: its slot and its files are the first to go."""
@@ -99,13 +107,57 @@ class SlotKeeper:
         """The server is another process: its slots are empty."""
         self._tier.restarted()
         self._desk.cleared()
+        self._leaders.clear()
         self._life += 1
 
     async def aclose(self) -> None:
         """Save nothing more."""
-        if self._saver is not None:
-            self._saver.cancel()
-            await asyncio.wait([self._saver])
+        tasks = [*self._handing, *([self._saver] if self._saver else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _free(self, seated: Seated, holding: Holding | None) -> None:
+        if seated.life == self._life:
+            self._desk.ended(seated.slot, holding, self._clock())
+        self._seats.release()
+        if self._saver is None:
+            self._saver = asyncio.create_task(self._save_next())
+
+    async def _led(self, wanted: Wanted, service: ServiceModel) -> None:
+        """Wait for the end of who computes the same, where that is the quickest way."""
+        found = self._leaders.best(wanted)
+        kept = self._tier.find(wanted.tenant, wanted.blocks)
+        there = self._desk.most_found(wanted.tenant, wanted.blocks)
+        if found is None or found[1] <= max(there, kept.blocks if kept else 0):
+            return
+        leader, shared = found
+        leader_s = max(0.0, leader.ends_at - self._clock())
+        had, left = (wanted.tokens * part // len(wanted.blocks) for part in (there, shared))
+        prospect = Prospect(
+            recompute_s=service.prefill_s(wanted.tokens - had, had),
+            leader_s=leader_s,
+            led_rest_s=service.prefill_s(wanted.tokens - left, left),
+        )
+        if quickest(prospect).way == "wait":
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(
+                    2.0 * leader_s + 1.0
+                ):  # it may take longer than it should
+                    await self._leaders.join(leader, shared)
+
+    async def _handed_over(self, seated: Seated, holding: Holding, leader: Leader) -> None:
+        """What its followers share gets a file before anybody takes the slot."""
+        wanted = leader.wanted
+        shared = wanted.blocks[: leader.shared_blocks]
+        try:
+            await self._tier.save_now(
+                seated.slot, Holding(wanted.tenant, "", shared, holding.tokens)
+            )
+        finally:
+            self._free(seated, holding)
+            leader.release()
 
     async def _filled(self, seated: Seated, seat: Seat, service: ServiceModel | None) -> Seated:
         wanted = seated.wanted

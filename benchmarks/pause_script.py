@@ -15,7 +15,7 @@ from benchmarks.report import BenchmarkError
 from benchmarks.traces import DATA
 
 MIN_TURNS = 12
-LONGEST = 10.0
+LONGEST = 6.0  # times the usual pause
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class Drawn(msgspec.Struct, frozen=True):
         self, *, first_tokens: int, most_tokens: int, mean_pause_s: float
     ) -> list[list[Turn]]:
         """With one factor for lengths, so that first prompts are of `first_tokens` in the mean, and one
-        for pauses, so that they are of `mean_pause_s`; those longer than ten usual ones are cut first,
+        for pauses, so that they are of `mean_pause_s`; those longer than six usual ones are cut first,
         or the run would never end. No prompt grows beyond `most_tokens`; a turn says at least 8."""
         firsts = [turns[0].tokens for turns in self.sessions]
         pauses = [turn.pause_s for turns in self.sessions for turn in turns[1:]]

@@ -53,7 +53,7 @@ class Preheat:
     Equals go to the one that was given the least to keep lately, so that all memories are used.
 
     Set: the form of D and `excess`, `memory_s`, `prior`, `_EQUAL`, `priced`; chosen on Mooncake's synthetic
-    trace and the first half of its conversations. Learned: k and the mean.
+    trace and the first half of its conversations, `prior` also on Weka's v8. Learned: k and the mean.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Preheat:
         *,
         memory_s: float = 300.0,
         excess: float = 1.0,
-        prior: float = 5.0,
+        prior: float = 1.0,
         priced: bool = False,
     ) -> None:
         self._memory_s = memory_s

@@ -121,6 +121,21 @@ def test_an_engine_that_tells_no_counts_is_believed_to_hold_what_was_sent() -> N
     assert made.index.overlaps(range(20)) == {holder: 20}
 
 
+def test_speeds_are_learned_where_no_counts_of_cached_tokens_are_told() -> None:
+    made, chance = router(), random.Random(4)
+    for number in range(200):
+        begun = chance.randrange(3)
+        blocks = [*range(100 * begun, 100 * begun + 30), *range(900 * number, 900 * number + 12)]
+        ticket = made.place(ask(*blocks), FLEET, 20.0 * number).ticket
+        tokens, cached = 42 * 128, ticket.stay.hoped * 128
+        first_at = 20.0 * number + 0.01 + 1e-3 * (tokens - cached)
+        made.began(ticket, first_at)
+        made.ended(ticket, Usage(tokens, 8), first_at + 0.2)
+    learned = made.service("m")
+    assert learned is not None
+    assert learned.prefill_s(42 * 128) == pytest.approx(5.4, rel=0.1)
+
+
 def test_a_session_without_hashes_goes_back_to_its_worker() -> None:
     made = router()
     home = made.place(ask(session="s", prompt_bytes=40_000), FLEET, 0.0).ticket

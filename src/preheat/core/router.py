@@ -372,7 +372,9 @@ class Router:
         service_s = now - ticket.sent_at
         if ticket.queue_s > _QUIET_SHARE * (service_s if ttft_s is None else ttft_s):
             return
-        cached = min(usage.cached_tokens, usage.input_tokens - 1)
+        # One that doesn't say what was cached is believed to have had what it is thought to hold.
+        cached = usage.cached_tokens if usage.tells_cached else ticket.overlap_tokens
+        cached = min(cached, usage.input_tokens - 1)
         self._learner.learn(
             model,
             Timing(

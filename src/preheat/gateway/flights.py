@@ -614,6 +614,7 @@ class Flight:
         worker = self.worker
         if not listener.is_leader:
             return heads.joined(listener.request.id, worker)
-        cached = self.usage.cached_tokens if self.usage else None
+        usage = self.usage
+        cached = usage.cached_tokens if usage is not None and usage.tells_cached else None
         route = self._placement.reason if self._placement is not None else b""
         return heads.forwarded(listener.cache_status, listener.request.id, worker, cached, route)

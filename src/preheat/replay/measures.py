@@ -18,7 +18,7 @@ class Measures(msgspec.Struct, frozen=True):
     would be without any cache (`no_cache_s`). `hit_token_ratio`: prompt tokens found, in memory or in
     a tier, of all that came to a worker. `work_max_mean_ratio`: the
     busiest worker's prefill by the mean one's. `goodput_per_s`: requests a second whose first
-    token came within the target. `span_s`: between the first arrival and the last. `stored` and
+    token came within the target; 0 where all came in one moment. `span_s`: between the first arrival and the last. `stored` and
     `joined`: requests that a stored answer, or another's flight, answered, and `spared_tokens` what
     they would have had generated."""
 
@@ -75,7 +75,7 @@ def measures_of(
         work_max_mean_ratio=max(work, default=0.0) * workers / max(1e-9, prefill_s),
         ttft=spread_of(waits),
         service_ttft=spread_of([job.load_s + job.computed_s for job in placed]),
-        goodput_per_s=good / span_s,
+        goodput_per_s=good / span_s if last > first else 0.0,
         goodput_share=good / max(1, len(chosen)),
         span_s=last - first,
         stored=sum(layers[job.number] == "exact" for job in spared),

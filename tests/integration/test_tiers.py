@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from preheat.cli import main
-from preheat.core.costs import ServiceModel, Tier
 from preheat.cli.machine_speeds import disk, memory
+from preheat.core.costs import ServiceModel, Tier
 
 MIB = 2**20
 SIZE = ["--size-mib", "8"]

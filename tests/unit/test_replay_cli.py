@@ -4,11 +4,15 @@ import gzip
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from preheat.cli import main
+from preheat.cli.pages import write_page
+from preheat.errors import ConfigError
 from preheat.replay import report
 
 
@@ -406,3 +410,39 @@ def test_a_worker_into_which_nothing_fits_is_told(
     said = capsys.readouterr().err
     assert "no request fits" in said
     assert "Traceback" not in said
+
+
+def test_a_request_whose_answer_cant_fit_costs_nothing_before_it_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = rows(20)
+    lines[3]["output_length"] = 120_000
+    trace = write(tmp_path / "long.jsonl", [json.dumps(row) for row in lines])
+    assert main(["replay", trace, "--workers", "2", "--worker-tokens", "100000", "--json"]) == 0
+    saved = json.loads(capsys.readouterr().out)["saved"]
+    assert saved["baseline_gpu_s"] <= saved["no_cache_gpu_s"]
+
+
+def test_a_disk_that_takes_no_page_keeps_the_one_that_was_there(tmp_path: Path) -> None:
+    page = tmp_path / "kept.html"
+    page.write_text("before")
+    (tmp_path / ".kept.html.new").mkdir()  # so it can't be written
+    with pytest.raises(ConfigError, match=r"kept\.html"):
+        write_page(page, b"{}")
+    assert page.read_text() == "before"
+
+
+def test_a_device_is_told_from_a_file_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "/dev/null"]) == 1
+    assert "it is a pipe or a device" in capsys.readouterr().err
+
+
+def test_a_full_disk_behind_the_output_is_told(trace: str) -> None:
+    command = [sys.executable, "-m", "preheat", "replay", trace, *SMALL]
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert ran.returncode == 1
+    assert "No space left on device" in ran.stderr
+    assert "Traceback" not in ran.stderr

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from errno import ENOSPC
 from importlib import import_module
 from typing import Final
 
@@ -53,11 +54,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         code: int = import_module(f"preheat.cli.{options.command}").run(options)
+        sys.stdout.flush()
     except PreheatError as error:
         print(f"preheat: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
+        return 1
+    except OSError as error:
+        if error.errno != ENOSPC:
+            raise
+        print(f"preheat: {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
         return 1
     return code

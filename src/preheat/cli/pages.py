@@ -1,5 +1,6 @@
 """A report as a page on a disk, for every command that writes one."""
 
+import contextlib
 from pathlib import Path
 
 from preheat.errors import ConfigError
@@ -17,7 +18,14 @@ def write_page(path: Path, document: bytes) -> None:
     """The page of a report that is encoded. Raises ConfigError where the disk won't take it."""
     from preheat.dashboard import page
 
+    # Beside it first: a full disk leaves the page that was there before.
+    new = path.with_name(f".{path.name}.new") if path.is_file() or not path.exists() else path
     try:
-        path.write_bytes(page(document))
+        new.write_bytes(page(document))
+        if new != path:
+            new.replace(path)
     except OSError as error:
+        if new != path:
+            with contextlib.suppress(OSError):
+                new.unlink()
         raise ConfigError(f"--html {path}: {error.strerror}") from None

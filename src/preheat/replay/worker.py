@@ -209,7 +209,9 @@ class Worker:
         job, spec = self.waiting[0], self.spec
         now = self._kernel.now
         total = -(-(job.input_tokens + job.decoded) // spec.block_tokens)
-        if total > spec.capacity_blocks:
+        # As engines do by `max_model_len`: else it would compute, fill all and be refused in the end.
+        whole = -(-(job.input_tokens + job.output_tokens - 1) // spec.block_tokens)
+        if whole > spec.capacity_blocks:
             self._leave_queue(job)
             job.refused = True
             job.ended_at = now

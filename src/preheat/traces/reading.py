@@ -101,6 +101,10 @@ def sources_of(paths: Sequence[Path | str]) -> list[Source]:
             if not path.stat().st_size:
                 raise TraceError(f"{path}: the file is empty")
             sources.append(Source(path))
+        elif path.exists():
+            raise TraceError(
+                f"{path}: it is a pipe or a device, and a trace is read twice: save it first"
+            )
         else:
             raise TraceError(f"{path}: there is no such file or folder")
     if not sources:

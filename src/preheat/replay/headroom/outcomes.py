@@ -9,6 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from preheat.core.spread import Spread, spread_of
+from preheat.errors import ConfigError
 from preheat.replay.fleet import FleetSpec
 from preheat.replay.headroom.events import Aftermath, Event, Study, events, speed_for
 from preheat.replay.headroom.fleets import fleet_of, reference
@@ -182,6 +183,11 @@ def _studies(
             for one in trace.arrivals
             if at - wanted.warm_s <= one.at / speed <= at + 60.0 * spec.workers + 900.0
         ]
+        if not part:
+            raise ConfigError(
+                f"the trace has a gap around {at * speed:,.0f} s, where something was to happen: are its "
+                "times in one unit?"
+            )
         yield Study(part, trace.block_tokens, spec, reference, speed), at
 
 

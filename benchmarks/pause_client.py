@@ -234,8 +234,10 @@ async def keeping(url: str, key: str, path: Path) -> AsyncIterator[Way]:
     way = Keeping(url, key, direct, tier, len(slots or ()))
     try:
         yield way
-        if tier.counts.failed:
-            raise BenchmarkError(f"slot files failed: {tier.counts.failed}")
+        # A slot that held other tokens than was thought isn't kept, which is no fault of the files.
+        failed = {why: count for why, count in tier.counts.failed.items() if why != "changed"}
+        if failed:
+            raise BenchmarkError(f"slot files failed: {failed}")
     finally:
         await way.aclose()
         await tier.aclose()

@@ -663,25 +663,13 @@ def slow(hasty: Gateway, fake: Fake) -> Iterator[dict[str, Any]]:
         default={"content": "w" * SLOW_BYTES},
     )
     outcomes: dict[str, Any] = {}
-    names = (
-        "patient",
-        "deaf",
-        "idle",
-        "served",
-        "head",
-        "body",
-        "trickle",
-        "sip",
-        "sip-close",
-        "gone",
-    )
-    clients = {
-        name: Raw(
-            hasty.port,
-            receive_bytes=16_384 if name in {"deaf", "gone", "sip", "sip-close"} else None,
-        )
-        for name in names
-    }
+    clients: dict[str, Raw] = {}
+
+    def connect(*names: str) -> None:
+        """Right before they speak: the gateway doesn't wait long for a first byte either."""
+        for name in names:
+            few = 16_384 if name in {"deaf", "gone", "sip", "sip-close"} else None
+            clients[name] = Raw(hasty.port, receive_bytes=few)
 
     def patient(client: Raw) -> None:
         outcomes["patient"] = said(client.answer())
@@ -696,10 +684,13 @@ def slow(hasty: Gateway, fake: Fake) -> Iterator[dict[str, Any]]:
     def drink(name: str) -> None:
         outcomes[name] = sip(clients[name])
 
+    connect("patient")
     clients["patient"].send(post(chat("patient")))
     wait_for(lambda: fake.calls == 1)
+    connect("deaf")
     clients["deaf"].send(post(chat("deaf", stream=True)))
     wait_for(lambda: fake.calls == 2)
+    connect("idle", "served", "head", "body", "trickle", "sip", "sip-close", "gone")
     clients["served"].send(get())
     clients["head"].send(get()[:-3])
     clients["body"].send(post(chat("body"))[:-3])

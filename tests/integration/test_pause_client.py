@@ -56,10 +56,8 @@ async def test_what_was_computed_once_is_loaded_and_both_ways_ask_the_same(
     assert firsts["recompute"] == firsts["restore"] == firsts["restore again"]
     for arm in ("restore", "restore again"):
         returns = [one for one in seen[arm] if one.turn]
-        loaded = [one for one in returns if one.way in {"restore", "hot"}]
-        # A random model may end an answer with a token that no slot keeps: such a one isn't saved.
-        assert len(loaded) >= len(returns) - 1
-        assert min(one.cached_tokens / one.prompt_tokens for one in loaded) > 0.8
+        assert {one.way for one in returns} <= {"restore", "hot"}
+        assert min(one.cached_tokens / one.prompt_tokens for one in returns) > 0.8
         assert all(one.cached_tokens < 100 for one in seen[arm] if not one.turn)
         assert sum(one.read_bytes for one in seen[arm]) > 0
     assert sum(one.prefill_s for one in seen["restore"]) < sum(

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -400,6 +401,40 @@ async def test_three_times_as_many_sessions_as_slots_lose_nothing(
         last = names[-1]
         assert await talk.turn(last, 700) == ("hot", 600)
         assert one.tier.counts.failed == {}
+
+
+@pytest.mark.asyncio
+async def test_who_comes_back_while_its_slot_is_saved_waits_for_that(
+    weights: str, tmp_path: Path
+) -> None:
+    """Else the file would hold what the new request makes of the slot, under the old one's name."""
+    async with rig(weights, tmp_path) as one:
+        gate, begun = asyncio.Event(), asyncio.Event()
+
+        async def slow(call: Call) -> tuple[int, bytes]:
+            if b"action=save" in call.path:
+                begun.set()
+                await gate.wait()
+            return await one.direct.ask(call)
+
+        tier = SlotTier(one.tier.folder, slow, slots=SLOTS, clock=time.time)
+        await tier.start()
+        keeper = SlotKeeper(tier, slots=SLOTS)
+        talk = Sessions(one, keeper)
+        try:
+            for name in range(SLOTS):
+                await talk.turn(name, 400)
+            await asyncio.wait_for(begun.wait(), 5.0)
+            back = asyncio.create_task(talk.turn(0, 600))
+            await asyncio.sleep(0.3)
+            assert not back.done()
+            gate.set()
+            assert await back == ("hot", 400)
+            assert tier.counts.failed == {}
+            assert tier.counts.saved >= 1
+        finally:
+            await keeper.aclose()
+            await tier.aclose()
 
 
 @pytest.mark.asyncio

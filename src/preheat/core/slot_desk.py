@@ -107,6 +107,10 @@ class SlotDesk:
         if one.holds is holding:
             one.is_saved = True
 
+    def is_saved(self, slot: int) -> bool:
+        """Whether a file has what it holds, or held when it was taken."""
+        return self._slots[slot].is_saved
+
     def unsaved(self) -> list[tuple[int, Holding]]:
         """Sequences of idle slots that no file has, the one used longest ago first: it goes first."""
         found = [

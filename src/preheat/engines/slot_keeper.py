@@ -50,6 +50,7 @@ class SlotKeeper:
         self._service: ServiceModel | None = None
         self._leaders = Leaders()
         self._saver: asyncio.Task[None] | None = None
+        self._saving: int | None = None  # the slot that is being saved ahead
         self._handing: set[asyncio.Task[None]] = set()
 
     async def seat(self, wanted: Wanted, service: ServiceModel | None) -> Seated:
@@ -160,9 +161,13 @@ class SlotKeeper:
             leader.release()
 
     async def _filled(self, seated: Seated, seat: Seat, service: ServiceModel | None) -> Seated:
-        wanted = seated.wanted
-        if seat.losing is not None and self._tier.pays(seat.losing.tokens, service):
-            await self._tier.save_now(seat.slot, seat.losing)
+        wanted, losing = seated.wanted, seat.losing
+        if self._saving == seat.slot and self._saver is not None:
+            # Else what is saved would be what this request makes of it.
+            await asyncio.wait([self._saver])
+            losing = None if self._desk.is_saved(seat.slot) else losing
+        if losing is not None and self._tier.pays(losing.tokens, service):
+            await self._tier.save_now(seat.slot, losing)
         kept = self._tier.find(wanted.tenant, wanted.blocks)  # it may have been saved meanwhile
         most = wanted.tokens - 1
         found = min(seat.found_tokens, most)
@@ -196,8 +201,9 @@ class SlotKeeper:
             if not unsaved or self._desk.next_slot != unsaved[0][0]:
                 return
             slot, holding = unsaved[0]
+            self._saving = slot
             pays = self._tier.pays(holding.tokens, self._service)
             if pays and (await self._tier.save(slot, holding)).ok:
                 self._desk.saved(slot, holding)
         finally:
-            self._saver = None
+            self._saver = self._saving = None

@@ -76,6 +76,7 @@ async def rig(
     saves: bool = True,
     serves: Path | None = None,
     budget: int = 2**30,
+    folder: type[SlotFolder] = SlotFolder,
     limit_s: float = 10.0,
     port: int = 0,
 ) -> AsyncIterator[Rig]:
@@ -93,15 +94,15 @@ async def rig(
     direct = Direct(engine.url, api_key=engine.api_key, dialect="llamacpp")
     tier = None
     try:
-        folder = SlotFolder(
+        files = folder(
             path,
             identity=await identity_of(direct),
             secret=b"k",
             budget_bytes=budget,
             max_age_s=3_600.0,
         )
-        folder.open(0.0)
-        tier = await slot_tier(direct, folder, limit_s=limit_s)
+        files.open(0.0)
+        tier = await slot_tier(direct, files, limit_s=limit_s)
         yield Rig(engine, direct, tier)
     finally:
         if tier is not None:
@@ -227,19 +228,20 @@ async def test_a_damaged_file_never_reaches_the_server(
         assert one.tier.counts.failed == {"damaged": 1}
 
 
+class OnAFullDisk(SlotFolder):
+    """Every write of a new file fails with ENOSPC."""
+
+    def begin(self, expected_bytes: int, now: float) -> str | None:
+        part = super().begin(expected_bytes, now)
+        assert part is not None
+        (self.path / part).symlink_to("/dev/full")
+        return part
+
+
 @pytest.mark.asyncio
 async def test_a_disk_that_is_full_is_a_miss(weights: str, tmp_path: Path) -> None:
-    async with rig(weights, tmp_path) as one:
+    async with rig(weights, tmp_path, folder=OnAFullDisk) as one:
         await one.computed(0, words(1, 400))
-        begin = one.tier.folder.begin
-
-        def begin_on_a_full_disk(expected_bytes: int, now: float) -> str | None:
-            part = begin(expected_bytes, now)
-            assert part is not None
-            (tmp_path / part).symlink_to("/dev/full")  # every write there fails with ENOSPC
-            return part
-
-        one.tier.folder.begin = begin_on_a_full_disk  # type: ignore[method-assign]
         moved = await one.tier.save(0, Holding("t", "s", [1], 400))
         assert not moved.ok
         assert "Unable to save slot" in moved.why

@@ -15,11 +15,14 @@ _OFTEN: Final = 2
 _PROVEN: Final = 3
 
 
+Kind = Literal["tools", "system", "turn"]
+
+
 class Part(msgspec.Struct, frozen=True, gc=False):
     """A piece of a prompt that a prefix may end with. `key` names it with all before it; `changes`: it
     looks as if it were another one next time (a date, a time, an id in it)."""
 
-    kind: Literal["tools", "system", "turn"]
+    kind: Kind
     key: int
     size_bytes: int
     changes: bool = False

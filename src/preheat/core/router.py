@@ -264,7 +264,7 @@ class Router:
         lane = self._lanes.get(worker)
         return 0.0 if lane is None else lane.queue_s(now)
 
-    def speaks(self, worker: int, shares_running: bool | None) -> None:  # noqa: FBT001  it may be unknown
+    def speaks(self, worker: int, *, shares_running: bool | None) -> None:
         """Whether requests under way share their prefix with others there; None: nobody knows."""
         self._lane(worker).shares_running = shares_running is not False
 

@@ -90,7 +90,7 @@ class Attendant:
             self._dialect = DIALECTS[detect(bodies)]
         if not self.known.dialect:
             self.known = Attended(self._dialect.name)
-            self._router.speaks(self._worker.number, self._dialect.shares_running)
+            self._router.speaks(self._worker.number, shares_running=self._dialect.shares_running)
             self._on_event(
                 "upstream-known", {"worker": self._worker.name, "dialect": self._dialect.name}
             )

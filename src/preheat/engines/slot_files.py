@@ -1,13 +1,9 @@
 """llama.cpp's slots on disk: a prefix that was computed once fills other slots, and the next process."""
 
-from typing import Final
-
-from preheat.engines.dialects.calls import get
-from preheat.engines.dialects.llamacpp import model_identity, slot_file
+from preheat.engines.dialects.llamacpp import slot_file
 from preheat.engines.dialects.readings import Moved
 from preheat.engines.direct import Direct
-
-_DESCRIBED: Final = ("/v1/models", "/props", "/lora-adapters")
+from preheat.engines.slot_tier import identity_told
 
 
 class SlotFiles:
@@ -15,6 +11,9 @@ class SlotFiles:
 
     `weights` is the sha256 or version of its model where that is known: two models of the same shape
     under the same path can't be told apart otherwise, and the server takes either's file.
+
+    The folder is the server's and may be another machine's, so nothing checks a file before it is read, and
+    llama.cpp dies of one that was cut short. Where the folder is ours `SlotTier` does.
     """
 
     def __init__(self, direct: Direct, *, weights: str = "") -> None:
@@ -60,8 +59,7 @@ class SlotFiles:
         """The model is asked for each time: it may be another since."""
         if (await self._direct.known()).slots() is None:
             return None
-        told = [await self._direct.told(get(path)) or b"" for path in _DESCRIBED]
-        identity = model_identity(*told, weights=self._weights)
+        identity = await identity_told(self._direct, self._weights)
         return None if identity is None else slot_file(identity, bytes.fromhex(prefix))
 
     async def _move(self, action: str, name: str | None, slot: int) -> Moved | None:

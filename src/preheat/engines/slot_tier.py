@@ -233,10 +233,15 @@ def _engine_s(body: bytes) -> float | None:
     return None
 
 
+async def identity_told(direct: Direct, weights: str = "") -> str | None:
+    """The same; None where the server doesn't tell its model. Raises EngineError."""
+    told = [await direct.told(get(where)) or b"" for where in _DESCRIBED]
+    return model_identity(*told, weights=weights)
+
+
 async def identity_of(direct: Direct, weights: str = "") -> str:
     """What this server's files are bound to (`model_identity`). Raises ConfigError, EngineError."""
-    told = [await direct.told(get(where)) or b"" for where in _DESCRIBED]
-    identity = model_identity(*told, weights=weights)
+    identity = await identity_told(direct, weights)
     if identity is None:
         raise ConfigError(f"{direct.url} doesn't tell its model: only llama.cpp has slot files")
     return identity

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from preheat.core.breakpoints import Part
+from preheat.core.breakpoints import Kind, Part
 from preheat.wire.splice import change_field, insert_field
 
 _MARK: Final = b'{"type":"ephemeral"}'
@@ -62,12 +62,12 @@ def _parts(body: _Body) -> tuple[list[Place], list[Part]]:
     parts: list[Part] = []
     parent = 0
 
-    def add(place: Place, kind: str, raw: bytes) -> None:
+    def add(place: Place, kind: Kind, raw: bytes) -> None:
         nonlocal parent
         parent = xxh3_64_intdigest(raw, parent)
         changes = kind != "turn" and _CHANGES.search(raw) is not None
         places.append(place)
-        parts.append(Part(kind, parent, len(raw), changes))  # type: ignore[arg-type]  # one of three
+        parts.append(Part(kind, parent, len(raw), changes))
 
     for number, tool in enumerate(body.tools):
         add(("tools", number, 0), "tools", bytes(tool))

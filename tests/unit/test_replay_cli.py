@@ -446,3 +446,26 @@ def test_a_full_disk_behind_the_output_is_told(trace: str) -> None:
     assert ran.returncode == 1
     assert "No space left on device" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_a_time_that_cant_be_one_is_a_bad_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = rows(30)
+    lines[7]["timestamp"] = 1e300
+    trace = write(tmp_path / "far.jsonl", [json.dumps(row) for row in lines])
+    assert main(["replay", trace, *SMALL]) == 0
+    said = capsys.readouterr()
+    assert "29 requests" in said.out
+    assert "far.jsonl:8: " in said.err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every folder")
+def test_a_folder_that_cant_be_read_isnt_an_empty_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "shut"
+    folder.mkdir(mode=0)
+    assert main(["replay", str(tmp_path)]) == 1
+    assert "can't read" in capsys.readouterr().err
+    folder.chmod(0o700)

@@ -191,3 +191,12 @@ def test_a_place_to_keep_them_is_looked_at_before_the_work(
     kept = str(tmp_path / "s.json")
     assert "give both" in failing([str(log), "--save-service", kept], capsys)
     assert "--service fit" in failing([str(log), "--service", kept], capsys)
+
+
+def test_a_file_without_prices_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "speeds.json"
+    path.write_text('{"token_s": 0, "attention_s": 0}')
+    assert main(["replay", str(tmp_path), "--service", str(path)]) == 1
+    assert "a prompt takes no time by it" in capsys.readouterr().err

@@ -88,7 +88,13 @@ def _read(path: Path) -> "ServiceModel":
         raise ConfigError(f"--service {path}: {error}") from None
     for name, value in msgspec.structs.asdict(given).items():
         if not 0 <= value < 1e6:
-            raise ConfigError(f"--service {path}: {name} is {value:g}, and must be seconds from 0")
+            raise ConfigError(
+                f"--service {path}: {name} is {value:g}, and must be seconds from 0 to a million"
+            )
+    if not given.prefill_s(1_000):
+        raise ConfigError(
+            f"--service {path}: a prompt takes no time by it: are its prices left out?"
+        )
     return given
 
 

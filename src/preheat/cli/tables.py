@@ -50,7 +50,9 @@ def text_of_trace(trace: "Trace") -> str:
         *(line for rule in trace.rules for line in _wrapped(rule, "  ")),
     ]
     if trace.skipped_lines:
-        lines.append(f"  {trace.skipped_lines:,} lines were skipped: they couldn't be read.")
+        skipped = trace.skipped_lines
+        were = "line was" if skipped == 1 else "lines were"
+        lines.append(f"  {skipped:,} {were} skipped: what couldn't be read.")
     return "\n".join(lines)
 
 

@@ -22,11 +22,14 @@ _OFF_MS: Final = 2.0
 """The conversation trace's batches come 2,999 to 3,001 ms apart."""
 _MOST: Final = 0.9
 
+_LATEST: Final = 1e13
+"""Milliseconds, since the beginning or since 1970: three hundred years. Later ones aren't times."""
+
 BlockId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class _Line(msgspec.Struct, gc=False):
-    timestamp: Annotated[float, Meta(ge=0)]
+    timestamp: Annotated[float, Meta(ge=0, le=_LATEST)]
     input_length: Count
     output_length: Count
     hash_ids: tuple[BlockId, ...]

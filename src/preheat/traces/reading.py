@@ -6,6 +6,7 @@ print(trace.format, len(trace.arrivals), trace.rules)
 ```
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from operator import attrgetter
@@ -118,12 +119,22 @@ def sources_of(paths: Sequence[Path | str]) -> list[Source]:
 def _inside(folder: Path) -> Iterator[Path]:
     """Part files at any depth, but those whose name, or whose folder's, begins with _ or a dot
     (what Spark, Hive and others write beside them), texts, and empty ones."""
-    for path in folder.rglob("*"):
+    for path in _files(folder):
         parts = path.relative_to(folder).parts
         is_beside = any(part.startswith(("_", ".")) for part in parts)
         is_text = "README" in path.name or "LICENSE" in path.name or path.name.endswith(_BESIDE)
         if not is_beside and not is_text and path.is_file() and path.stat().st_size:
             yield path
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All of them. Raises TraceError for a folder that can't be read: it may hold half of the trace."""
+
+    def fail(error: OSError) -> None:
+        raise TraceError(f"can't read {error.filename}: {error.strerror}")
+
+    for found, _, names in os.walk(folder, onerror=fail):
+        yield from (Path(found, name) for name in names)
 
 
 def _format_of(sources: Sequence[Source], format: str | None) -> str:

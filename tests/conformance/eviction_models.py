@@ -158,9 +158,11 @@ class NaiveS3Fifo:
         self.uses: dict[Key, int] = {}
         self.sizes: dict[Key, int] = {}
         self.named: Key | None = None
+        self.is_settled = False  # nothing changed since it was named
         self.is_filling = True
 
     def insert(self, key: Key, size_bytes: int, now: float, traits: Traits) -> None:
+        self.is_settled = False
         self.uses[key] = 0
         self.sizes[key] = size_bytes
         if key in self.ghosts:
@@ -174,9 +176,11 @@ class NaiveS3Fifo:
         del self.ghosts[: max(0, len(self.ghosts) - most)]
 
     def touch(self, key: Key, now: float, traits: Traits | None) -> None:
+        self.is_settled = False
         self.uses[key] = min(3, self.uses[key] + 1)
 
     def remove(self, key: Key) -> None:
+        self.is_settled = False
         held = len(self.sizes)
         if key in self.main:
             self.main.remove(key)
@@ -193,6 +197,8 @@ class NaiveS3Fifo:
         return sum(self.sizes[key] for key in queue)
 
     def victim(self, now: float) -> Key:
+        if self.named is not None and self.is_settled:
+            return self.named
         share = int(0.1 * self.bytes_of([*self.small, *self.main]))
         if self.is_filling:
             self.is_filling = False
@@ -214,6 +220,7 @@ class NaiveS3Fifo:
                     self.main.append(self.main.pop(0))
             if failed:
                 self.named = failed[0]
+                self.is_settled = True
                 return self.named
 
 

@@ -348,7 +348,9 @@ PROGRAM = """
 import pathlib, sys
 folder = pathlib.Path(sys.argv[1])
 order = sys.stdin.readline()
-(folder / f"started-{len(list(folder.iterdir()))}").write_text(order)
+number = len(list(folder.iterdir()))
+(folder / "being-written").write_text(order)
+(folder / "being-written").rename(folder / f"started-{number}")
 sys.stdin.read()
 (folder / "ended").write_text("")
 """

@@ -41,9 +41,11 @@ class S3Fifo(Generic[K]):
         self._small_bytes = 0
         self._main_bytes = 0
         self._named: K | None = None
+        self._is_settled = False  # nothing changed since `_named` was
         self._is_filling = True
 
     def insert(self, key: K, size_bytes: int, now: float, traits: Traits = PLAIN) -> None:
+        self._is_settled = False
         self._size_bytes[key] = size_bytes
         if key in self._ghosts:
             del self._ghosts[key]
@@ -55,12 +57,14 @@ class S3Fifo(Generic[K]):
         self._keep_ghosts(int(len(self._size_bytes) * self._ghost_share))
 
     def touch(self, key: K, now: float, traits: Traits | None = None) -> None:
+        self._is_settled = False
         queue = self._small if key in self._small else self._main
         uses = queue[key]
         if uses < _MOST_USES:
             queue[key] = uses + 1
 
     def remove(self, key: K) -> None:
+        self._is_settled = False
         size_bytes = self._size_bytes.pop(key)
         if key not in self._small:
             del self._main[key]
@@ -75,13 +79,15 @@ class S3Fifo(Generic[K]):
             self._named = None
 
     def victim(self, now: float) -> K:
+        if self._is_settled and self._named is not None:
+            return self._named  # those who moved on while it was looked for change the shares
         if self._is_filling and self._size_bytes:
             self._is_filling = False
             self._fill_main()
         while True:
             key = self._failed() if self._small_is_due() else self._round()
             if key is not None:
-                self._named = key
+                self._named, self._is_settled = key, True
                 return key
 
     def __len__(self) -> int:

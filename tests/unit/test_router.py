@@ -25,6 +25,7 @@ def serve(made: Router, one: Ask, now: float, took_s: float = 0.2) -> Ticket:
     """Placed at once, answered in time, as an engine of 1 ms a token would; four bytes a token."""
     ticket = made.place(one, FLEET, now).ticket
     tokens = one.prompt_bytes // 4
+    assert ticket.stay is not None
     cached = min(int(128 * ticket.stay.hoped), tokens - 1)
     first_at = now + SPEED.step_s + SPEED.prefill_s(tokens - cached, cached)
     made.began(ticket, first_at)
@@ -211,3 +212,74 @@ def test_a_second_rule_is_compared_and_not_followed() -> None:
     assert sum(one.shadow_agreed + one.shadow_differed for one in known) == 20
     assert 4 <= sum(one.shadow_agreed for one in known) <= 6
     assert sum(one.shadow_sooner_s for one in known) > 0.0
+
+
+# llama.cpp's slots --------------------------------------------------------------------------------
+
+
+def slotted(*, output_tokens: int = 8) -> Router:
+    """One server with four slots, whose speed is known: 1 ms a token, and as long an answer as said."""
+    made = router()
+    made.has_slots(0, 4)
+    for number in range(40):
+        at, length = 20.0 * number, 5 + 7 * number % 40
+        ticket = made.place(
+            ask(*range(1_000 + 100 * number, 1_000 + 100 * number + length)), [0], at
+        ).ticket
+        said = 1 + (number + output_tokens) % (2 * output_tokens)
+        first_at = at + 0.128 * length
+        made.began(ticket, first_at)
+        made.ended(
+            ticket, Usage(128 * length, said, 0, tells_cached=True), first_at + 0.05 * (said - 1)
+        )
+    return made
+
+
+def test_who_asks_for_what_runs_in_a_slot_waits_for_its_end_and_then_goes() -> None:
+    made = slotted()
+    first = made.place(ask(*range(30)), [0], 1_000.0)
+    assert first.lead is None
+    assert first.ticket.stay is not None
+    follower = made.place(ask(*range(30), 99), [0], 1_001.0)
+    assert follower.lead is not None
+    assert follower.ticket.stay is None
+    assert follower.lead.ticket is first.ticket
+    assert follower.lead.wait_s == pytest.approx(3.84 - 1.0 + 0.4, rel=0.2)
+    assert follower.ticket.overlap_tokens == pytest.approx(30 * 128, rel=0.01)
+    again = made.leads(follower.ticket, 1_002.0)
+    assert again is not None
+    assert again.wait_s == pytest.approx(follower.lead.wait_s - 1.0, rel=0.1)
+    made.began(first.ticket, 1_003.84)
+    made.ended(first.ticket, None, 1_004.24)
+    assert made.leads(follower.ticket, 1_004.24) is None
+    made.go(follower.ticket, 1_004.24)
+    assert follower.ticket.stay is not None
+    assert follower.ticket.stay.hoped == 30
+
+
+def test_nobody_waits_for_an_answer_that_takes_longer_than_computing_the_prompt() -> None:
+    made = slotted(output_tokens=200)
+    made.place(ask(*range(30)), [0], 1_000.0)
+    route = made.place(ask(*range(30), 99), [0], 1_001.0)
+    assert route.lead is None
+    assert route.overlap_tokens == 0, "a busy slot shares nothing"
+    assert route.ticket.miss_s == pytest.approx(31 * 0.128, rel=0.2)
+
+
+def test_one_that_is_held_back_may_be_given_up() -> None:
+    made = slotted()
+    leader = made.place(ask(*range(30)), [0], 1_000.0).ticket
+    follower = made.place(ask(*range(30), 99), [0], 1_001.0).ticket
+    made.failed(follower, 1_002.0)
+    made.began(leader, 1_003.84)
+    made.ended(leader, None, 1_004.24)
+    assert made.queue_s(0, 1_004.24) == 0.0
+    assert made.place(ask(*range(30), 99), [0], 1_005.0).overlap_tokens > 3_000
+
+
+def test_a_follower_of_one_that_failed_goes_at_once() -> None:
+    made = slotted()
+    leader = made.place(ask(*range(30)), [0], 1_000.0).ticket
+    follower = made.place(ask(*range(30), 99), [0], 1_001.0).ticket
+    made.failed(leader, 1_002.0)
+    assert made.leads(follower, 1_002.0) is None

@@ -40,6 +40,10 @@ class Ghost:
         """What the worker says it holds."""
         self._index.resized(worker, capacity_blocks, now)
 
+    def has_slots(self, worker: int, slots: int) -> None:
+        """The worker is a llama.cpp server with so many."""
+        self._index.has_slots(worker, slots)
+
     def cleared(self, worker: int) -> None:
         """The worker was restarted."""
         self._index.cleared(worker)

@@ -1,16 +1,18 @@
 """Where each request goes: what a group of equal workers holds, has to do, and how fast it is."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
 from preheat.core.beside import Ghost, Shadow
-from preheat.core.costs import Errors, ServiceLearner, ServiceModel, Timing
+from preheat.core.costs import Errors, ServiceLearner, ServiceModel, ServiceTimes, Timing
 from preheat.core.index import PrefixIndex, Stay
 from preheat.core.memo import Memo
 from preheat.core.placing import Candidate, Placing
 from preheat.core.routing import RoutingPolicy
+from preheat.core.slot_ways import Prospect, quickest
+from preheat.core.slots import SlotResidency
 from preheat.core.types import Usage
 
 _SESSIONS: Final = 65_536
@@ -21,6 +23,8 @@ _UNKNOWN: Final = ServiceModel()
 _WEIGHT: Final = 0.05
 _HALF: Final = 0.5
 """How much of a session's last prompt is thought to be its next one's, where no hash can tell."""
+_LATE_SHARE: Final = 0.1
+"""Of the usual time to say an answer: so much more one is given that takes longer."""
 _QUIET_SHARE: Final = 0.1
 """An answer whose wait in the queue was more of its time than this says little about speeds."""
 
@@ -37,13 +41,14 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ticket(msgspec.Struct, gc=False):
-    """A request that was placed, from its sending to its end. Seconds are expected ones."""
+    """A request that was placed, from its sending to its end. Seconds are expected ones. One that is held
+    back for another has no `stay` yet."""
 
     number: int
     worker: int
     ask: Ask
     placing: Placing
-    stay: Stay
+    stay: Stay | None
     overlap_tokens: int
     miss_s: float
     queue_s: float
@@ -53,12 +58,19 @@ class Ticket(msgspec.Struct, gc=False):
     first_at: float = -1.0
 
 
+class Lead(NamedTuple):
+    """Who computes the same prefix there at this moment, where waiting for its end is cheaper than a
+    second prefill; and the seconds until then, as expected."""
+
+    ticket: Ticket
+    wait_s: float
+
+
 class Route(msgspec.Struct, frozen=True, gc=False):
     """Which worker, and why: the prompt's expected tokens and those of them that it holds, the most
     that any of the others holds, and the seconds of its queue beside the shortest one.
 
-    `after` is the ticket that computes the same prefix there at this moment, where waiting for its end is
-    cheaper than a second prefill: at most `wait_s`.
+    With a `lead` it isn't sent yet: the driver holds it back (`Router.leads`), then says `Router.go`.
     """
 
     ticket: Ticket
@@ -67,8 +79,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     best_overlap_tokens: int
     queue_s: float
     least_queue_s: float
-    after: Ticket | None = None
-    wait_s: float = 0.0
+    lead: Lead | None = None
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -94,7 +105,8 @@ class _Lane:
 
     def __init__(self, number: int) -> None:
         self.candidate = Candidate(number=number)
-        self.shares_running = True
+        self.slots: SlotResidency | None = None
+        self.lead: Lead | None = None  # of the request that is being placed
         self.tickets: dict[int, Ticket] = {}
         self.waiting: dict[int, Ticket] = {}  # no first byte yet, oldest first
         self.waiting_s = 0.0
@@ -152,6 +164,7 @@ class Router:
         self._learner = ServiceLearner()
         self._service: Memo[str, ServiceModel] = Memo(_MODELS)
         self._token_bytes: Memo[str, float] = Memo(_MODELS)
+        self._decoding = ServiceTimes()
         self._sessions: Memo[str, tuple[int, int]] = Memo(_SESSIONS)
         self._lanes: dict[int, _Lane] = {}
         self._numbers = 0
@@ -159,16 +172,35 @@ class Router:
         self._block_tokens = 512 / _TOKEN_BYTES
 
     def place(self, ask: Ask, allowed: Sequence[int], now: float) -> Route:
-        """Of these workers (at least one), the one that gets it; it counts as sent there."""
+        """Of these workers (at least one), the one that gets it; it counts as sent there, unless it is
+        held back."""
         chosen, placing, best_tokens, least_queue_s = self.choose(ask, allowed, now)
+        ticket = self._sent(ask, placing, chosen, allowed, now)
+        lead = self._lanes[chosen.number].lead
+        if lead is None:
+            self.go(ticket, now)
         return Route(
-            self._sent(ask, placing, chosen, allowed, now),
+            ticket,
             placing.input_tokens,
             chosen.overlap_tokens,
             best_tokens,
             chosen.queue_s,
             least_queue_s,
+            lead,
         )
+
+    def leads(self, ticket: Ticket, now: float) -> Lead | None:
+        """For whom one that is held back should wait now; None: it may `go`."""
+        lane = self._lanes.get(ticket.worker)
+        if lane is None or lane.slots is None:
+            return None
+        self._foretell(lane, ticket.ask, ticket.placing.input_tokens, now)
+        return lane.lead
+
+    def go(self, ticket: Ticket, now: float) -> None:
+        """It is sent now."""
+        if ticket.stay is None:
+            ticket.stay = self.index.sent(ticket.worker, ticket.ask.blocks, now)
 
     def choose(
         self, ask: Ask, allowed: Sequence[int], now: float
@@ -197,6 +229,10 @@ class Router:
                 one.miss_s = service.prefill_s(tokens - one.overlap_tokens, one.overlap_tokens)
             else:
                 one.overlap_tokens, one.miss_s = 0, cold_s
+            if lane.slots is not None:
+                lane.lead = None
+                if one.overlap_tokens and ask.blocks:
+                    self._foretell(lane, ask, tokens, now)
             candidates.append(one)
         chosen = candidates[self._policy.choose(placing, candidates, now)]
         if self._shadow is not None:
@@ -222,14 +258,18 @@ class Router:
             if usage.tells_cached:
                 found = usage.cached_tokens / block_tokens
         self.began(ticket, now)
+        self._decoding.learn(ticket.ask.model, now - ticket.first_at)
         self._over(ticket, now)
-        self.index.ended(ticket.stay, now, found)
+        if ticket.stay is not None:
+            self.index.ended(ticket.stay, now, found)
 
     def failed(self, ticket: Ticket, now: float) -> None:
         """It has ended otherwise: what was computed by then, if anything, stays there."""
         is_computed = ticket.first_at >= 0.0
         self._computed(ticket, now)
         self._over(ticket, now)
+        if ticket.stay is None:
+            return
         if is_computed:
             self.index.ended(ticket.stay, now, None)
         else:
@@ -264,9 +304,12 @@ class Router:
         lane = self._lanes.get(worker)
         return 0.0 if lane is None else lane.queue_s(now)
 
-    def speaks(self, worker: int, *, shares_running: bool | None) -> None:
-        """Whether requests under way share their prefix with others there; None: nobody knows."""
-        self._lane(worker).shares_running = shares_running is not False
+    def has_slots(self, worker: int, slots: int) -> None:
+        """It is a llama.cpp server with so many, whose prompts share nothing while they run."""
+        self.index.has_slots(worker, slots)
+        residency = self.index.residency(worker)
+        self._lane(worker).slots = residency if isinstance(residency, SlotResidency) else None
+        self._ghost.has_slots(worker, slots)
 
     def holds_tokens(self, worker: int, tokens: int, now: float) -> None:
         """What its KV cache holds, by its own word."""
@@ -303,13 +346,12 @@ class Router:
         self, ask: Ask, placing: Placing, chosen: Candidate, allowed: Sequence[int], now: float
     ) -> Ticket:
         self._numbers += 1
-        stay = self.index.sent(chosen.number, ask.blocks, now)
         ticket = Ticket(
             self._numbers,
             chosen.number,
             ask,
             placing,
-            stay,
+            None,
             chosen.overlap_tokens,
             chosen.miss_s,
             chosen.queue_s,
@@ -322,6 +364,34 @@ class Router:
         if ask.session:
             self._sessions.put(ask.session, (chosen.number, placing.input_tokens))
         return ticket
+
+    def _foretell(self, lane: _Lane, ask: Ask, tokens: int, now: float) -> None:
+        """What a prompt would find in a server's slots, and whether it should wait for one that
+        computes it: into the lane's candidate and its `lead`. What runs is shared with nobody."""
+        assert lane.slots is not None
+        lane.lead, one = None, lane.candidate
+        usable = lane.slots.usable(ask.blocks)
+        service = self._service[ask.model] or _UNKNOWN
+        block_tokens = ask.block_bytes / (self._token_bytes[ask.model] or _TOKEN_BYTES)
+        here, later = (
+            min(int(blocks * block_tokens), tokens - 1)
+            for blocks in (usable.blocks, usable.later_blocks)
+        )
+        one.overlap_tokens = here
+        one.miss_s = service.prefill_s(tokens - here, here)
+        leader = _holder(lane.tickets.values(), usable.running)
+        decoding_s = self._decoding.expected_s(ask.model)
+        if leader is None or decoding_s is None:
+            return
+        rest_s = service.prefill_s(tokens - later, later)
+        leader_s = _left_s(leader, decoding_s, now)
+        prospect = Prospect(
+            queue_s=one.queue_s, recompute_s=one.miss_s, leader_s=leader_s, led_rest_s=rest_s
+        )
+        if quickest(prospect).way == "wait":
+            one.overlap_tokens, one.miss_s = later, rest_s
+            one.queue_s = max(one.queue_s, leader_s)
+            lane.lead = Lead(leader, leader_s)
 
     def _computed(self, ticket: Ticket, now: float) -> None:
         lane = self._lanes.get(ticket.worker)
@@ -389,3 +459,17 @@ class Router:
         learned = self._learner.service(model)
         if learned is not None:
             self._service.put(model, learned)
+
+
+def _holder(tickets: Iterable[Ticket], blocks: Sequence[int] | None) -> Ticket | None:
+    """Whose prompt these very blocks are."""
+    if blocks is None:
+        return None
+    return next((one for one in tickets if one.ask.blocks is blocks), None)
+
+
+def _left_s(ticket: Ticket, decoding_s: float, now: float) -> float:
+    """Until a request under way ends, as expected; one that is late already takes a little longer."""
+    if ticket.first_at >= 0.0:
+        return max(_LATE_SHARE * decoding_s, ticket.first_at + decoding_s - now)
+    return max(0.0, ticket.sent_at + ticket.queue_s + ticket.miss_s - now) + decoding_s

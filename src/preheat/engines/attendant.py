@@ -90,7 +90,6 @@ class Attendant:
             self._dialect = DIALECTS[detect(bodies)]
         if not self.known.dialect:
             self.known = Attended(self._dialect.name)
-            self._router.speaks(self._worker.number, shares_running=self._dialect.shares_running)
             self._on_event(
                 "upstream-known", {"worker": self._worker.name, "dialect": self._dialect.name}
             )
@@ -107,6 +106,8 @@ class Attendant:
 
     def _tell_capacity(self, capacity: Capacity) -> None:
         self.known = msgspec.structs.replace(self.known, capacity=capacity)
+        if capacity.slots is not None:
+            self._router.has_slots(self._worker.number, capacity.slots)
         if capacity.tokens is not None:
             self._router.holds_tokens(self._worker.number, capacity.tokens, time.monotonic())
 

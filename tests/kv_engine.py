@@ -167,13 +167,21 @@ class Publisher:
     """PUB and ROUTER on a thread, numbered from 0, with the last batches kept for replays."""
 
     def __init__(
-        self, address: str, replay: str = "", *, buffer_steps: int = 100, binds: bool = True
+        self,
+        address: str,
+        replay: str = "",
+        *,
+        buffer_steps: int = 100,
+        binds: bool = True,
+        names_topic: bool = True,
     ):
         import zmq
 
         self._zmq = zmq
         self._context = zmq.Context()
         self._address, self._replay, self._binds = address, replay, binds
+        # In replies: vLLM has it since June 2026, empty in the last one.
+        self._topic, self._no_topic = ((b"kv",), (b"",)) if names_topic else ((), ())
         self._queue: queue.Queue[tuple[bytes, bool] | None] = queue.Queue()
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
         self._ready = threading.Event()
@@ -209,8 +217,9 @@ class Publisher:
                 client, _, first = router.recv_multipart()
                 for at, payload in self._buffer:
                     if at >= int.from_bytes(first, "big"):
-                        router.send_multipart((client, b"", at.to_bytes(8, "big"), payload))
-                router.send_multipart((client, b"", b"\xff" * 8, b""))
+                        reply = (client, b"", *self._topic, at.to_bytes(8, "big"), payload)
+                        router.send_multipart(reply)
+                router.send_multipart((client, b"", *self._no_topic, b"\xff" * 8, b""))
             try:
                 one = self._queue.get(timeout=0.02)
             except queue.Empty:

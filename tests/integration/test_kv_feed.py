@@ -87,8 +87,13 @@ async def begin(rig: Rig, dialect: Dialect) -> None:
 
 
 @pytest.mark.parametrize("dialect", [as_arrays, as_maps])
-async def test_lost_batches_are_replayed(tmp_path: Path, dialect: Dialect) -> None:
+@pytest.mark.parametrize("names_topic", [True, False])
+async def test_lost_batches_are_replayed(
+    tmp_path: Path, dialect: Dialect, names_topic: bool
+) -> None:
     rig = Rig(tmp_path)
+    rig.publisher.close()
+    rig.start_engine(names_topic=names_topic)
     async with running(rig):
         await begin(rig, dialect)
         rig.publish(dialect, 20)

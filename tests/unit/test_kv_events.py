@@ -175,6 +175,8 @@ def test_frames() -> None:
     assert read_live([b"kv@pod", seven, b"p"]) == (7, b"p")
     assert read_replay([b"", seven, b"p"]) == (7, b"p")
     assert read_replay([b"", b"\xff" * 8, b""]) is None
+    assert read_replay([b"", b"kv@pod", seven, b"p"]) == (7, b"p")
+    assert read_replay([b"", b"", b"\xff" * 8, b""]) is None
     assert replay_request(7) == (b"", seven)
 
 

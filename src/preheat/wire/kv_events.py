@@ -74,13 +74,14 @@ def read_live(frames: Sequence[bytes]) -> tuple[int, bytes]:
 
 
 def read_replay(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
-    """Number and payload of a replay's reply: delimiter, number, payload; None where it has ended.
-    Raises EventsError."""
-    if len(frames) != 3 or frames[0]:
-        raise EventsError(f"a reply of {len(frames)} frames, not an empty one and 2")
-    if frames[1] == b"\xff" * _NUMBER_BYTES:
+    """Number and payload of a replay's reply: delimiter, topic, number, payload; None where it has
+    ended. vLLM before #45177 (June 2026) and SGLang leave the topic out. Raises EventsError."""
+    if len(frames) not in (3, 4) or frames[0]:
+        raise EventsError(f"a reply of {len(frames)} frames, not an empty one and 2 or 3")
+    number, payload = frames[-2:]
+    if number == b"\xff" * _NUMBER_BYTES and not payload:
         return None
-    return _number(frames[1]), frames[2]
+    return _number(number), payload
 
 
 def replay_request(first: int) -> tuple[bytes, bytes]:

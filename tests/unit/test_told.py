@@ -399,20 +399,27 @@ def test_the_index_takes_it() -> None:
     told = residency()
     prompt = ids(list(range(3 * BLOCK)))
     tell(told, stored(1))
-    index.sent(3, prompt, 0.0)
+    assert index.sent_tokens(3, prompt, 0.0) is None
+    index.sent(3, [77], 0.0)
     index.hears(3, told)
-    assert index.overlaps(prompt) == {3: 1}
-    stay = index.sent(3, prompt, 0.0)
+    assert (index.overlaps(prompt), index.overlaps([77])) == ({3: 1}, {3: 1})
+    stay = index.sent_tokens(3, prompt, 0.0)
+    assert stay is not None
     assert (stay.is_in, index.overlaps(prompt)) == (True, {3: 3})
     index.ended(stay, 1.0, 1.0)
     index.told(3, told.take(Batch(1.5, [stored(2, parent=1, first=BLOCK)]), 1.5))
     index.told(3, told.aged(4.0))
     assert index.overlaps(prompt) == {3: 2}
-    other = index.sent(3, prompt, 9.0)
+    other = index.sent_tokens(3, prompt, 9.0)
+    assert other is not None
     index.failed(other, 9.0)
     assert index.overlaps(prompt) == {3: 2}
     index.told(3, told.take(Batch(10.0, [Removed([2])]), 10.0))
     assert index.overlaps(prompt) == {3: 1}
+    index.cleared(3)
+    assert (index.overlaps(prompt), index.overlaps([77])) == ({3: 1}, {}), "it would say so"
+    tell_of_doubt = told.take(Lost(1), 11.0)
+    index.told(3, tell_of_doubt)
     index.cleared(3)
     assert (index.overlaps(prompt), len(index)) == ({}, 0)
     index.left(3)

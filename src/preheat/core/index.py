@@ -1,6 +1,6 @@
 """Which worker probably holds which prefix."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -36,6 +36,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._held: dict[int, int] = {}
         self._residencies: dict[int, Known] = {}
+        self._told: dict[int, ToldResidency] = {}
 
     def __len__(self) -> int:
         """Blocks that anybody holds."""
@@ -47,6 +48,16 @@ class PrefixIndex:
         if known is None:
             known = self._residencies[worker] = Residency()
         return known
+
+    @property
+    def listened(self) -> Collection[int]:
+        """Workers that tell by events what they hold."""
+        return self._told.keys()
+
+    def best_known(self, worker: int) -> Known:
+        """What it tells itself, where it does; else the estimate."""
+        told = self._told.get(worker)
+        return self.residency(worker) if told is None else told
 
     def overlaps(self, blocks: Sequence[int]) -> dict[int, int]:
         """How many leading blocks each worker holds; those that hold none aren't named."""
@@ -71,7 +82,14 @@ class PrefixIndex:
 
     def sent(self, worker: int, blocks: Sequence[int], now: float) -> Stay:
         """A request goes to that worker."""
-        residency = self.residency(worker)
+        return self._sent(worker, self.residency(worker), blocks, now)
+
+    def sent_tokens(self, worker: int, blocks: Sequence[int], now: float) -> Stay | None:
+        """The same request in blocks of tokens, where that worker tells of those."""
+        told = self._told.get(worker)
+        return None if told is None else self._sent(worker, told, blocks, now)
+
+    def _sent(self, worker: int, residency: Known, blocks: Sequence[int], now: float) -> Stay:
         hoped = residency.holds(blocks)
         came, gone = residency.sent(blocks, now)
         self._unmark(worker, gone)
@@ -84,7 +102,7 @@ class PrefixIndex:
         """It was answered; `found_blocks` of its prompt the engine had, by its own count, if it has
         one."""
         residency = stay.residency
-        if self._residencies.get(stay.worker) is not residency:
+        if not self._is_here(stay):
             return  # the worker is no more
         if stay.is_in and stay.life == residency.life:
             residency.ended(stay.blocks, now)
@@ -95,23 +113,29 @@ class PrefixIndex:
     def failed(self, stay: Stay, now: float) -> None:
         """It ended before its prompt was computed."""
         residency = stay.residency
-        is_same = self._residencies.get(stay.worker) is residency and stay.life == residency.life
-        if stay.is_in and is_same:
+        if stay.is_in and self._is_here(stay) and stay.life == residency.life:
             self._unmark(stay.worker, residency.failed(stay.blocks, stay.hoped, now))
 
     def cleared(self, worker: int) -> None:
-        """Its cache is empty: it was restarted, or reset."""
+        """Its cache is empty: it was restarted, or reset. One whose events are all heard would say so
+        itself."""
         self._unmark(worker, self.residency(worker).cleared())
+        told = self._told.get(worker)
+        if told is not None and told.trust != "told":
+            self._unmark(worker, told.cleared())
 
     def resized(self, worker: int, capacity_blocks: int, now: float) -> None:
         """It says how much it holds."""
         self._unmark(worker, self.residency(worker).resized(capacity_blocks, now))
 
-    def hears(self, worker: int, residency: ToldResidency) -> None:
-        """It tells by events what it holds from now on; what it was thought to hold is forgotten."""
-        self.left(worker)
-        self._residencies[worker] = residency
-        self._mark(worker, residency)
+    def hears(self, worker: int, told: ToldResidency) -> None:
+        """It tells by events what it holds from now on, in blocks of tokens. What was sent there in
+        blocks of text is still noted: for requests whose tokens nobody knows."""
+        before = self._told.get(worker)
+        if before is not None:
+            self._unmark(worker, before)
+        self._told[worker] = told
+        self._mark(worker, told)
 
     def has_slots(self, worker: int, slots: int, cache_blocks: int | None = None) -> None:
         """It is a llama.cpp server with so many; what it was thought to hold is forgotten, unless that
@@ -128,9 +152,13 @@ class PrefixIndex:
 
     def left(self, worker: int) -> None:
         """It is no more; its number may be given to another."""
-        known = self._residencies.pop(worker, None)
-        if known is not None:
-            self._unmark(worker, known)
+        for known in (self._residencies.pop(worker, None), self._told.pop(worker, None)):
+            if known is not None:
+                self._unmark(worker, known)
+
+    def _is_here(self, stay: Stay) -> bool:
+        known = (self._residencies.get(stay.worker), self._told.get(stay.worker))
+        return any(one is stay.residency for one in known)
 
     def _mark(self, worker: int, blocks: Iterable[int]) -> None:
         bit, held = 1 << worker, self._held

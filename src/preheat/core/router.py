@@ -1,6 +1,6 @@
 """Where each request goes: what a group of equal workers holds, has to do, and how fast it is."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -31,13 +31,16 @@ _QUIET_SHARE: Final = 0.1
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
     """What the router may know of a request. `blocks` are hashes of `block_bytes` bytes each of its
-    prompt of `prompt_bytes`, chained, root first."""
+    prompt of `prompt_bytes`, chained, root first. `token_blocks` are those of its tokens, `block_tokens`
+    each, where they are known: what workers that tell by events are looked up by."""
 
     model: str
     blocks: Sequence[int] = ()
     block_bytes: int = 512
     prompt_bytes: int = 0
     session: str = ""
+    token_blocks: Sequence[int] = ()
+    block_tokens: int = 0
 
 
 class Ticket(msgspec.Struct, gc=False):
@@ -56,6 +59,8 @@ class Ticket(msgspec.Struct, gc=False):
     ghost_blocks: int
     sent_at: float
     first_at: float = -1.0
+    told_stay: Stay | None = None
+    """The same stay in blocks of tokens, where the worker tells of those."""
 
 
 class Lead(NamedTuple):
@@ -200,7 +205,10 @@ class Router:
     def go(self, ticket: Ticket, now: float) -> None:
         """It is sent now."""
         if ticket.stay is None:
-            ticket.stay = self.index.sent(ticket.worker, ticket.ask.blocks, now)
+            ask = ticket.ask
+            ticket.stay = self.index.sent(ticket.worker, ask.blocks, now)
+            if ask.token_blocks:
+                ticket.told_stay = self.index.sent_tokens(ticket.worker, ask.token_blocks, now)
 
     def choose(
         self, ask: Ask, allowed: Sequence[int], now: float
@@ -212,7 +220,9 @@ class Router:
         block_tokens = ask.block_bytes / token_bytes
         service = self._service[ask.model] or _UNKNOWN
         placing = Placing(tokens, ask.blocks, max(1, round(block_tokens)), ask.session)
-        overlaps = self.index.overlaps(ask.blocks) if ask.blocks else {}
+        overlaps: Mapping[int, float] = self.index.overlaps(ask.blocks) if ask.blocks else {}
+        if ask.token_blocks and self.index.listened:
+            overlaps = self._as_told(overlaps, ask, block_tokens)
         prior = None if ask.blocks or not ask.session else self._sessions[ask.session]
         cold_s = service.prefill_s(tokens)
         candidates: list[Candidate] = []
@@ -250,30 +260,28 @@ class Router:
     def ended(self, ticket: Ticket, usage: Usage | None, now: float) -> None:
         """It was answered whole; in one piece where nothing had begun before. `usage` is the engine's
         count, if it gave one."""
-        found = None
+        found: int | None = None
         if usage is not None and usage.input_tokens > 0:
             self._learn(ticket, usage, now)
             self._count(ticket, usage)
-            block_tokens = ticket.placing.block_tokens
             if usage.tells_cached:
-                found = usage.cached_tokens / block_tokens
+                found = usage.cached_tokens
         self.began(ticket, now)
         self._decoding.learn(ticket.ask.model, now - ticket.first_at)
         self._over(ticket, now)
-        if ticket.stay is not None:
-            self.index.ended(ticket.stay, now, found)
+        self._arrived(ticket, found, now)
 
     def failed(self, ticket: Ticket, now: float) -> None:
         """It has ended otherwise: what was computed by then, if anything, stays there."""
         is_computed = ticket.first_at >= 0.0
         self._computed(ticket, now)
         self._over(ticket, now)
-        if ticket.stay is None:
-            return
         if is_computed:
-            self.index.ended(ticket.stay, now, None)
-        else:
-            self.index.failed(ticket.stay, now)
+            self._arrived(ticket, None, now)
+            return
+        for stay in (ticket.stay, ticket.told_stay):
+            if stay is not None:
+                self.index.failed(stay, now)
 
     def service(self, model: str) -> ServiceModel | None:
         """What was learned of this model's speed; None before ten answers."""
@@ -285,7 +293,7 @@ class Router:
 
     def known(self, worker: int, now: float) -> Known:
         """All that an operator may want to see of a worker."""
-        lane, residency = self._lane(worker), self.index.residency(worker)
+        lane, residency = self._lane(worker), self.index.best_known(worker)
         return Known(
             residency.trust,
             len(residency),
@@ -364,6 +372,28 @@ class Router:
         if ask.session:
             self._sessions.put(ask.session, (chosen.number, placing.input_tokens))
         return ticket
+
+    def _as_told(
+        self, sent: Mapping[int, float], ask: Ask, block_tokens: float
+    ) -> Mapping[int, float]:
+        """Whoever tells by events holds what it has told, whatever was sent there; in blocks of text."""
+        listened, unit = self.index.listened, ask.block_tokens / block_tokens
+        told = self.index.overlaps(ask.token_blocks)
+        found = {worker: blocks for worker, blocks in sent.items() if worker not in listened}
+        found.update((one, blocks * unit) for one, blocks in told.items() if one in listened)
+        return found
+
+    def _arrived(self, ticket: Ticket, cached_tokens: int | None, now: float) -> None:
+        """Its prompt is computed there; so much of it was, by the engine's count."""
+        found = told = None
+        if cached_tokens is not None:
+            found = cached_tokens / ticket.placing.block_tokens
+            told = cached_tokens / max(1, ticket.ask.block_tokens)
+            told = min(told, len(ticket.ask.token_blocks))  # its end may not have been tokenised
+        if ticket.stay is not None:
+            self.index.ended(ticket.stay, now, found)
+        if ticket.told_stay is not None:
+            self.index.ended(ticket.told_stay, now, told)
 
     def _foretell(self, lane: _Lane, ask: Ask, tokens: int, now: float) -> None:
         """What a prompt would find in a server's slots, and whether it should wait for one that

@@ -213,6 +213,7 @@ def test_salt_adapter_and_images_part_what_has_equal_tokens() -> None:
         (stored(3, 4, **tuned), ids(tokens, "", "tuned")),
         (stored(5, 6, lora_name="tuned", extra_keys=(("tuned", "mint"),)), ids(tokens, "mint", "tuned")),
         (stored(7, 8), ids(tokens)),
+        (stored(9, 10, lora_name="tuned", extra_keys=(("tuned", "tuned"), ("tuned",))), ids(tokens, "tuned", "tuned")),
     ]  # fmt: skip
     for event, expected in cases:
         assert told.holds(expected) == 0
@@ -235,6 +236,45 @@ def test_a_block_is_here_while_any_medium_has_it() -> None:
     assert len(told) == 0
     tell(told, Stored([1, 2], None, [], BLOCK, "CPU"), Removed([5]), Removed([1], "DISK"))
     assert len(told) == 0  # which tokens those are, nobody knows any more
+
+
+def test_an_engine_that_keeps_copies_holds_a_block_while_it_has_one() -> None:
+    """vLLM computes the last block of a prompt of whole blocks again each time it is asked for."""
+    prompt = ids(list(range(2 * BLOCK)))
+    again = stored(2, parent=1, first=BLOCK)
+    told = ToldResidency(block_tokens=BLOCK, root=root, has_twins=True)
+    tell(told, stored(1, 2), again, again, Removed([2]), Removed([2]))
+    assert told.holds(prompt) == 2
+    tell(told, Removed([2]))
+    assert told.holds(prompt) == 1
+    tell(told, again, Removed([2]), Removed([2]))
+    assert told.holds(prompt) == 1
+
+    same = residency()
+    tell(same, stored(1, 2), again, Removed([2]))
+    assert same.holds(prompt) == 1
+
+
+def test_copies_are_forgotten_with_all_else_and_by_doubt() -> None:
+    prompt = ids(list(range(BLOCK)))
+    for between in (Cleared(), Lost(1), Restarted()):
+        told = ToldResidency(block_tokens=BLOCK, root=root, has_twins=True)
+        tell(told, stored(1), stored(1))
+        if isinstance(between, Cleared):
+            tell(told, between)
+        else:
+            told.take(between, 0.0)
+        tell(told, stored(1))
+        assert told.holds(prompt) == 1
+        tell(told, Removed([1]))
+        assert told.holds(prompt) == 0
+    told = ToldResidency(block_tokens=BLOCK, root=root, has_twins=True)
+    tell(told, stored(1), stored(1), rank=0)
+    tell(told, stored(1), rank=1)
+    tell(told, Cleared(), rank=0)
+    assert told.holds(prompt) == 1
+    tell(told, Removed([1]), rank=1)
+    assert told.holds(prompt) == 0
 
 
 def test_a_cleared_rank_leaves_the_others_blocks() -> None:

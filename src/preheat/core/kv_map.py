@@ -19,13 +19,15 @@ _Extras = Sequence[str | bytes]
 
 class _Known(msgspec.Struct, gc=False):
     """One of the engine's blocks: those of ours that end in it; the id and the packed tokens that a
-    chain goes on from; where it is (bits); and how often there had been doubts when that was told."""
+    chain goes on from; where it is (bits); how often there had been doubts when that was told; and by
+    place how many further copies are there."""
 
     ids: tuple[int, ...]
     last: int
     rest: bytes
     places: int
     epoch: int
+    twins: dict[int, int] | None = None
 
 
 class KvMap:
@@ -33,11 +35,18 @@ class KvMap:
     `root(salt, lora_name)`; blocks may be of any size on either side.
 
     A block is held while any medium, or any data-parallel rank of the same stream, has it. One whose
-    parent isn't known is set aside until that comes, with what is said of it meanwhile.
+    parent isn't known is set aside until that comes, with what is said of it meanwhile. `has_twins`:
+    the engine may keep several copies of one block, and tells of each when it comes and goes (vLLM);
+    else a block that is stored again is the same one.
     """
 
     def __init__(
-        self, *, block_tokens: int, root: Callable[[str, str], int], most_blocks: int
+        self,
+        *,
+        block_tokens: int,
+        root: Callable[[str, str], int],
+        most_blocks: int,
+        has_twins: bool = False,
     ) -> None:
         self.over = 0
         """Blocks that weren't noted: for want of room, or because their parent never came."""
@@ -47,6 +56,7 @@ class KvMap:
         self._block_tokens = block_tokens
         self._root = root
         self._most_blocks = most_blocks
+        self._has_twins = has_twins
         self._known: dict[int, _Known] = {}
         self._held: dict[int, int] = {}  # ours → how many of the engine's say so
         self._places: dict[tuple[int, str, int | None], int] = {}
@@ -142,6 +152,8 @@ class KvMap:
                     self.over += len(event.block_hashes) - number
                     return
                 known = self._add(name, _Known(ids, last, rest, 0, self.epoch))
+            elif self._has_twins:
+                self._count_twin(known, place)
             known.places |= place
             known.epoch = self.epoch
 
@@ -156,13 +168,16 @@ class KvMap:
                 self._also_aside(rank, event, name)
 
     def _removed(self, rank: int, event: Removed) -> None:
-        keep = ~self._place(rank, event.medium, event.group)
+        place = self._place(rank, event.medium, event.group)
         for name in event.block_hashes:
             known = self._known.get(name)
             if known is None:
                 self._also_aside(rank, event, name)
                 continue
-            known.places &= keep
+            if known.twins is not None and known.twins.get(place):
+                known.twins[place] -= 1
+                continue
+            known.places &= ~place
             if not known.places:
                 self._drop(name)
 
@@ -171,8 +186,17 @@ class KvMap:
         keep = ~sum(place for (owner, _, _), place in self._places.items() if owner == rank)
         for name, known in list(self._known.items()):
             known.places &= keep
+            known.twins = None  # rather one too few
             if not known.places:
                 self._drop(name)
+
+    def _count_twin(self, known: _Known, place: int) -> None:
+        """A block that is there came again. What was counted before a doubt isn't relied upon."""
+        if known.epoch < self.epoch:
+            known.twins = None
+        elif known.places & place:
+            known.twins = known.twins or {}
+            known.twins[place] = known.twins.get(place, 0) + 1
 
     def _add(self, name: int, known: _Known) -> _Known:
         self._known[name] = known
@@ -229,8 +253,10 @@ class KvMap:
 
 
 def _extras(event: Stored) -> list[_Extras]:
-    """What else than tokens counts for each block; the LoRA name counts at the root."""
-    return [[one for one in extras if one != event.lora_name] for extras in event.extra_keys]
+    """What else than tokens counts for each block; the LoRA name, the first of them, counts at the
+    root."""
+    lora_name = event.lora_name
+    return [keys[1:] if keys[:1] == (lora_name,) else keys for keys in event.extra_keys]
 
 
 def _salt(event: Stored) -> tuple[str, list[_Extras]]:

@@ -1,9 +1,11 @@
 """What an engine says of its KV cache, whatever its dialect."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
+
+from preheat.core.witness import Trust
 
 GPU: Final = "GPU"
 """The medium where an event names none."""
@@ -77,5 +79,45 @@ class Sure(msgspec.Struct, frozen=True, gc=False):
     """It is back, and nothing was lost after all."""
 
 
-Step = Batch | Joined | Restarted | Lost | Unsure | Sure
+class Moved(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Another process of ours has heard the events: our blocks that came and went, and how far it is to be
+    trusted. `anew`: nothing else is there."""
+
+    came: Sequence[int]
+    gone: Sequence[int]
+    trust: Trust
+    anew: bool = False
+
+
+Step = Batch | Joined | Restarted | Lost | Unsure | Sure | Moved
 """What a worker's event stream amounts to, in the order in which it holds."""
+
+
+def in_pieces(step: Step, most_blocks: int) -> Iterator[Step]:
+    """The same in pieces of so many blocks at most, so that whoever takes them can do something else
+    between two."""
+    if not isinstance(step, Batch):
+        yield step
+        return
+    for event in step.events:
+        for piece in _pieces(event, most_blocks):
+            yield Batch(step.at, [piece], step.rank)
+
+
+def _pieces(event: Event, most_blocks: int) -> Iterator[Event]:
+    if isinstance(event, Cleared) or len(event.block_hashes) <= most_blocks:
+        yield event
+        return
+    for begin in range(0, len(event.block_hashes), most_blocks):
+        end = begin + most_blocks
+        names = event.block_hashes[begin:end]
+        if isinstance(event, Removed):
+            yield msgspec.structs.replace(event, block_hashes=names)
+            continue
+        yield msgspec.structs.replace(
+            event,
+            block_hashes=names,
+            parent=event.block_hashes[begin - 1] if begin else event.parent,
+            token_ids=event.token_ids[begin * event.block_tokens : end * event.block_tokens],
+            extra_keys=event.extra_keys[begin:end],
+        )

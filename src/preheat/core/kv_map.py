@@ -84,6 +84,17 @@ class KvMap:
                 case Cleared():
                     self._cleared(rank)
 
+    def move(self, came: Sequence[int], gone: Sequence[int]) -> None:
+        """Our own blocks, as another process of ours has made them out."""
+        held = self._held
+        for block in gone:
+            if held.pop(block, None) is not None:
+                self._touched.setdefault(block, True)
+        for block in came:
+            if block not in held and len(held) < self._most_blocks:
+                self._touched.setdefault(block, False)
+                held[block] = 1
+
     def clears_all(self, rank: int) -> bool:
         """Whether nothing is left when this rank is cleared."""
         return all(owner == rank for owner, _, _ in self._places)
@@ -97,6 +108,7 @@ class KvMap:
         """Nothing is known."""
         for name in list(self._known):
             self._drop(name)
+        self.move((), [*self._held])
         self._places.clear()
         self.forget_aside()
 

@@ -4,7 +4,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from preheat.core.hopes import Hopes
-from preheat.core.kv_events import Batch, Cleared, Joined, Lost, Restarted, Step, Sure, Unsure
+from preheat.core.kv_events import (
+    Batch,
+    Cleared,
+    Joined,
+    Lost,
+    Moved,
+    Restarted,
+    Step,
+    Sure,
+    Unsure,
+)
 from preheat.core.kv_map import KvMap
 from preheat.core.witness import Trust
 
@@ -61,6 +71,7 @@ class ToldResidency:
         self._hopes = Hopes(most_blocks)
         self._dashed: set[int] = set()  # hopes that ended, until that is reported
         self._is_whole = False
+        self._said: Trust | None = None  # by who hears the events for us
         self._doubts: list[
             tuple[int, float]
         ] = []  # what was told up to this epoch counts until then
@@ -70,11 +81,18 @@ class ToldResidency:
     @property
     def trust(self) -> Trust:
         """How far it can be relied upon."""
+        if self._said is not None:
+            return self._said
         if self._doubts:
             return "doubted"
         if self._is_whole:
             return "told"
         return "confirmed" if self._right >= _PROOFS else "estimated"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has told of nothing that is still there."""
+        return next(iter(self._map), None) is None
 
     @property
     def over(self) -> int:
@@ -149,6 +167,9 @@ class ToldResidency:
                         self._is_whole = True
                     else:
                         self._map.apply(step.rank, event)
+            case Moved():
+                self._map.move(step.came, [*self._map] if step.anew else step.gone)
+                self._said = step.trust
             case Joined():
                 self._is_whole = step.whole
             case Restarted():

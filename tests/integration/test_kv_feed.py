@@ -15,7 +15,8 @@ import pytest
 from kv_engine import BLOCK, KvEngine, Publisher, as_arrays, as_maps, root
 from preheat.core.kv_events import Batch, Joined, Lost, Restarted, Step, Sure, Unsure
 from preheat.core.told import ToldResidency
-from preheat.engines.kv_feed import KvFeed, Meeting, meet
+from preheat.engines.kv_feed import KvFeed
+from preheat.engines.kv_places import Meeting, meet
 from preheat.errors import ConfigError
 
 pytest.importorskip("zmq", reason="the extra `kv`")

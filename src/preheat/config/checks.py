@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from preheat.config.tree import NAMED, EngineSettings, Settings
 from preheat.config.values import address_of, is_loopback, upstreams_of, variants_of
+from preheat.engines.kv_places import places_of
 from preheat.errors import ConfigError
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
@@ -55,6 +56,8 @@ _OF_OPENAI: Final = (
     "health_path",
     "health_s",
     "api_key_env",
+    "kv_events",
+    "kv_replay",
     "max_connections",
     "breaker_failures",
     "breaker_open_s",
@@ -155,6 +158,23 @@ def _check_engine(name: str, engine: EngineSettings) -> None:
         raise ConfigError(f"{key}: one address stands there twice")
     if engine.http2 and not all(url.startswith("https:") for url in upstreams_of(engine)):
         raise ConfigError(f"engines.{name}.http2: needs https urls")
+    _check_events(name, engine)
+
+
+def _check_events(name: str, engine: EngineSettings) -> None:
+    key = f"engines.{name}.kv_events"
+    if engine.kv_replay and not engine.kv_events:
+        raise ConfigError(f"engines.{name}.kv_replay: means nothing without kv_events")
+    if not engine.kv_events:
+        return
+    if engine.dialect not in {"auto", "vllm", "sglang"}:
+        raise ConfigError(f"{key}: {engine.dialect} publishes none; vllm and sglang do")
+    if not engine.poll_s:
+        raise ConfigError(f"{key}: poll_s 0 means that no server is asked what it is")
+    try:
+        places_of(upstreams_of(engine), engine.kv_events, engine.kv_replay)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None
 
 
 def _check_l2(settings: Settings) -> None:

@@ -219,6 +219,18 @@ class EngineSettings(Section, frozen=True):
         Literal["auto", "openai", "anthropic", "vllm", "sglang", "tgi", "llamacpp"],
         Meta(description='What kind of server the `urls` are; "auto": each is asked.'),
     ] = "auto"
+    kv_events: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Where several `urls` publish their KV events (vLLM, SGLang): the `endpoint` of each one's --kv-events-config, in order, or one for all, in which {host} and {port} are the url's; needs pip install 'preheat[kv]'. Empty: what they hold is estimated."
+        ),
+    ] = ()
+    kv_replay: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Their `replay_endpoint`, likewise: what was lost, or cached before we came, is asked for there."
+        ),
+    ] = ()
     poll_s: Annotated[
         float,
         Meta(

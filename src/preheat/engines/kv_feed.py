@@ -10,6 +10,7 @@ import msgspec
 
 from preheat.core.kv_events import Batch, Lost, Restarted, Step
 from preheat.core.kv_stream import KvStream
+from preheat.engines.kv_places import meet
 from preheat.errors import ConfigError
 from preheat.wire.kv_events import (
     MOST_BYTES,
@@ -36,13 +37,6 @@ _FRAME_BYTES: Final = 8 * MOST_BYTES
 """A larger one ends the connection; one between this and `MOST_BYTES` is only not read."""
 _HEARTBEAT_S: Final = 5.0
 _SILENCE_S: Final = 15.0
-
-
-class Meeting(msgspec.Struct, frozen=True):
-    """Where publisher and subscriber meet; `binds`: we are the one who waits there."""
-
-    address: str
-    binds: bool
 
 
 class FeedCounts(msgspec.Struct):
@@ -236,32 +230,6 @@ class KvFeed:
                 "of one host connects to it, so that must be one of ours, and free; with "
                 "tcp://*:PORT or ipc:// the engine listens instead."
             ) from error
-
-
-def meet(endpoint: str, host: str, rank: int = 0) -> Meeting:
-    """Where to meet a publisher that was given this endpoint. It listens where that has `*` or `::`, or
-    is ipc (or inproc, which nobody outside can reach); otherwise it connects, and we must listen.
-    Each data-parallel rank has the next port. Raises ConfigError.
-
-    >>> meet("tcp://*:5557", "10.0.0.7", 1)
-    Meeting(address='tcp://10.0.0.7:5558', binds=False)
-    >>> meet("tcp://10.0.0.1:5557", "10.0.0.7")
-    Meeting(address='tcp://10.0.0.1:5557', binds=True)
-    """
-    scheme, slashes, place = endpoint.partition("://")
-    if scheme == "tcp" and slashes:
-        name, colon, port = place.rpartition(":")
-        if colon and port.isdigit() and 0 < int(port) + rank < 65_536:
-            binds = "*" not in name and "::" not in name
-            if not binds:
-                name = f"[{host}]" if ":" in host else host
-            return Meeting(f"tcp://{name}:{int(port) + rank}", binds)
-    elif scheme == "ipc" and place and not rank:
-        return Meeting(endpoint, binds=False)
-    raise ConfigError(
-        f"KV events: {endpoint!r} (rank {rank}) isn't an endpoint. Spell it as in the engine's "
-        "--kv-events-config: tcp://*:5557, tcp://HOST:5557, or ipc://PATH where there is one rank."
-    )
 
 
 def _zmq() -> ModuleType:

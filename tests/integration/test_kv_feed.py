@@ -16,8 +16,8 @@ from kv_engine import BLOCK, KvEngine, Publisher, as_arrays, as_maps, root
 from preheat.core.kv_events import Batch, Joined, Lost, Restarted, Step, Sure, Unsure
 from preheat.core.told import ToldResidency
 from preheat.engines.kv_feed import KvFeed
-from preheat.engines.kv_places import Meeting, meet
 from preheat.errors import ConfigError
+from preheat.wire.kv_places import Meeting, meet
 
 pytest.importorskip("zmq", reason="the extra `kv`")
 pytestmark = pytest.mark.asyncio

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from preheat.config.tree import NAMED, EngineSettings, Settings
 from preheat.config.values import address_of, is_loopback, upstreams_of, variants_of
-from preheat.engines.kv_places import places_of
 from preheat.errors import ConfigError
+from preheat.wire.kv_places import places_of
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 

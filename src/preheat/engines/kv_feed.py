@@ -10,7 +10,6 @@ import msgspec
 
 from preheat.core.kv_events import Batch, Lost, Restarted, Step
 from preheat.core.kv_stream import KvStream
-from preheat.engines.kv_places import meet
 from preheat.errors import ConfigError
 from preheat.wire.kv_events import (
     MOST_BYTES,
@@ -20,6 +19,7 @@ from preheat.wire.kv_events import (
     read_replay,
     replay_request,
 )
+from preheat.wire.kv_places import meet
 
 OnStep = Callable[[Step], None]
 

@@ -40,7 +40,10 @@ def main(order: dict[str, Any]) -> None:
 
     params = xllamacpp.CommonParams()
     params.model.path = order["path"]
-    params.hostnames, params.port = ["127.0.0.1"], 0
+    params.hostnames, params.port = ["127.0.0.1"], order.get("port", 0)
+    params.endpoint_slots = True
+    if "slot_save_path" in order:
+        params.slot_save_path = order["slot_save_path"].rstrip("/") + "/"
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.n_parallel = order.get("slots", 2)
     params.n_ctx = order.get("ctx_tokens", 2_048) * params.n_parallel

@@ -24,6 +24,7 @@ from preheat.core.stats import Counters
 from preheat.engines import ENGINES, Engine
 from preheat.engines.child import Address, settings_of, sha256_of
 from preheat.engines.group import Care, Rules
+from preheat.engines.slot_seats import SlotRules
 from preheat.errors import ConfigError
 from preheat.stores import STORES, Store
 from preheat.stores.secret import secret_at
@@ -202,9 +203,13 @@ def check_request_log(settings: Settings) -> None:
 
 
 def engine(
-    name: str, settings: EngineSettings, log: Log, where: Where | None = None
+    name: str,
+    settings: EngineSettings,
+    log: Log,
+    where: Where | None = None,
+    secret: bytes = b"",
 ) -> tuple[Engine, str]:
-    """The engine, and what names the model behind it where that can be known.
+    """The engine, and what names the model behind it where that can be known. `secret` is the machine's.
 
     `where` tells where an embedded engine answers that another process of ours has started.
     """
@@ -242,7 +247,7 @@ def engine(
         shadow=None
         if settings.shadow.name == "off"
         else build(f"engines.{name}.shadow", settings.shadow, routing.POLICIES),
-        care=Care(settings.dialect, api_key, settings.poll_s) if settings.poll_s else None,
+        care=_care(settings, api_key, secret) if settings.poll_s else None,
         inject_usage=settings.inject_usage,
         on_event=on_event,
     )
@@ -251,7 +256,18 @@ def engine(
 
 def rules(settings: EngineSettings) -> Rules:
     """How a group of servers treats failures."""
-    return Rules(settings.retries, settings.retry_ratio, settings.health_path, settings.health_s)
+    return Rules(
+        settings.retries,
+        settings.retry_ratio,
+        settings.health_path,
+        settings.health_s,
+        settings.first_byte_s,
+    )
+
+
+def _care(settings: EngineSettings, api_key: str, secret: bytes) -> Care:
+    slots = SlotRules(settings.slot_folders, settings.slot_bytes, settings.slot_age_s, secret)
+    return Care(settings.dialect, api_key, settings.poll_s, slots)
 
 
 def tenant_keys(settings: Settings) -> dict[str, str]:

@@ -62,6 +62,7 @@ _OF_OPENAI: Final = (
     "breaker_failures",
     "breaker_open_s",
     "inject_usage",
+    "slot_folders",
 )
 
 
@@ -126,6 +127,10 @@ def _check_listen(settings: Settings) -> None:
 def _check_models(settings: Settings) -> None:
     for name, engine in settings.engines.items():
         _check_engine(name, engine)
+        if engine.slot_folders and settings.listen.workers > 1:
+            raise ConfigError(
+                f"engines.{name}.slot_folders: slots are named by one process; set listen.workers to 1"
+            )
     for name, model in settings.models.items():
         if model.engine and model.engine not in settings.engines:
             known = ", ".join(settings.engines) or "none"
@@ -159,6 +164,18 @@ def _check_engine(name: str, engine: EngineSettings) -> None:
     if engine.http2 and not all(url.startswith("https:") for url in upstreams_of(engine)):
         raise ConfigError(f"engines.{name}.http2: needs https urls")
     _check_events(name, engine)
+    _check_slots(name, engine)
+
+
+def _check_slots(name: str, engine: EngineSettings) -> None:
+    if len(engine.slot_folders) not in {0, 1, len(upstreams_of(engine))}:
+        raise ConfigError(
+            f"engines.{name}.slot_folders: give one folder for all servers, or one for each of urls"
+        )
+    if engine.slot_folders and not engine.poll_s:
+        raise ConfigError(
+            f"engines.{name}.slot_folders: poll_s 0 means that no server is asked what it is"
+        )
 
 
 def _check_events(name: str, engine: EngineSettings) -> None:

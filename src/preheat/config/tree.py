@@ -238,6 +238,18 @@ class EngineSettings(Section, frozen=True):
             description="How often each of several `urls` is asked how busy it is (llama.cpp: 5 or more, as it answers between two batches); 0: never, nor what it is.",
         ),
     ] = 5.0
+    slot_folders: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="What llama.cpp servers at `urls` were given as --slot-save-path, as this machine sees it: one folder for all or one each. What is pushed out of a slot is saved there, and loaded when its session comes back."
+        ),
+    ] = ()
+    slot_bytes: Annotated[int, Meta(gt=0, description="Most bytes in each of them.")] = (
+        8_589_934_592
+    )
+    slot_age_s: Annotated[
+        float, Meta(gt=0, description="A file that wasn't used for so long is deleted.")
+    ] = 86_400.0
     identity: Annotated[
         str,
         Meta(

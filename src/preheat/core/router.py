@@ -1,6 +1,7 @@
 """Where each request goes: what a group of equal workers holds, has to do, and how fast it is."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import Final, NamedTuple
 
 import msgspec
@@ -286,6 +287,20 @@ class Router:
     def service(self, model: str) -> ServiceModel | None:
         """What was learned of this model's speed; None before ten answers."""
         return self._service[model]
+
+    def expected_s(self, ticket: Ticket) -> float:
+        """From its prompt's beginning to the end of its answer; inf before ten answers."""
+        decoding_s = self._decoding.expected_s(ticket.ask.model)
+        return inf if decoding_s is None else ticket.miss_s + decoding_s
+
+    def has_files(self, worker: int, tokens: int, now: float) -> None:
+        """Its slots are named by us and kept in files, which together hold so many tokens: what runs is
+        waited for, and what is pushed out comes back, by whoever names them."""
+        lane = self._lane(worker)
+        if lane.slots is not None:
+            lane.slots = lane.lead = None
+            self.index.left(worker)
+        self.holds_tokens(worker, tokens, now)
 
     def errors(self, model: str) -> Errors | None:
         """How far off the expected TTFTs were."""

@@ -90,6 +90,19 @@ class SlotDesk:
         tokens = holds.tokens * found // len(holds.blocks) if found else 0
         return Seat(slot.number, tokens, holds if is_lost and not slot.is_saved else None)
 
+    def take_empty(self) -> int | None:
+        """An idle slot that holds nothing, which is busy from now on."""
+        for slot in self._slots:
+            if slot.holds is None and not slot.is_busy:
+                slot.is_busy = True
+                return slot.number
+        return None
+
+    def holds(self, holding: Holding) -> bool:
+        """Whether a slot has this, or more of the same."""
+        blocks = holding.blocks
+        return any(_found(slot, holding.tenant, blocks) == len(blocks) for slot in self._slots)
+
     def restored(self, slot: int, holding: Holding) -> None:
         """A file was loaded into it."""
         one = self._slots[slot]

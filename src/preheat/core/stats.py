@@ -77,7 +77,8 @@ class UpstreamCounts(msgspec.Struct):
     """One server behind an engine, as it has been asked. `up` is 0 while it is left alone for its
     failures, else 1; None where only those have asked it that are gone. Of several equal ones also: what it is
     (`dialect`), how what it holds is known (`trust`), `queue_s` of prefill that wait there, and of the prompt tokens
-    that it counted those its cache had, and would have had with round robin (`ghost_tokens`); `shadow_*`: see `core.router.Known`."""
+    that it counted those its cache had, and would have had with round robin (`ghost_tokens`); `shadow_*`: see `core.router.Known`.
+    `unsaved_slots` would be lost with it."""
 
     address: str = ""
     in_flight: int = 0
@@ -94,6 +95,7 @@ class UpstreamCounts(msgspec.Struct):
     shadow_agreed: int = 0
     shadow_differed: int = 0
     shadow_sooner_s: float = 0.0
+    unsaved_slots: int = 0
 
     def add(self, other: "UpstreamCounts") -> None:
         """Add what another process has of it."""
@@ -107,6 +109,7 @@ class UpstreamCounts(msgspec.Struct):
         self.shadow_agreed += other.shadow_agreed
         self.shadow_differed += other.shadow_differed
         self.shadow_sooner_s += other.shadow_sooner_s
+        self.unsaved_slots += other.unsaved_slots
         self.dialect = self.dialect or other.dialect
         self.trust = self.trust or other.trust
         self.draining = self.draining or other.draining

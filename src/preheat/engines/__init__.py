@@ -30,10 +30,14 @@ class Engine(Protocol):
         is_repeatable: bool = True,
         tenant: str = "",
         session: str = "",
+        is_over: bool = False,
     ) -> Response:
         """Ask; `path` is what comes after `/v1`, with its query. Where it isn't `is_repeatable`,
         nobody else is asked what one may have done. `tenant` and `session`, where they are known,
-        help to choose a server. Raises EngineError."""
+        help to choose a server; `is_over`: it is the session's last request. Raises EngineError."""
+
+    async def over(self, tenant: str, session: str) -> None:
+        """That session won't come back: what is kept for it goes first."""
 
     @property
     def is_ready(self) -> bool:

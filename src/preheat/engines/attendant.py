@@ -12,7 +12,7 @@ from preheat.engines.dialects.calls import Call
 from preheat.engines.dialects.detection import PROBES, detect
 from preheat.engines.dialects.readings import MOST_BYTES, Capacity, Load
 from preheat.engines.worker import OnEvent, Worker
-from preheat.errors import EngineError
+from preheat.errors import ConfigError, EngineError
 
 _WITHIN_S: Final = 5.0
 _AGAIN_S: Final = 5.0
@@ -54,6 +54,9 @@ class Attendant:
         self._on_event = on_event
         self._measured_at = float("-inf")
         self._prompt_tokens = 0
+        self._has_files = False
+        self._files_at = float("-inf")
+        self._why_no_files: str | None = None
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -76,6 +79,7 @@ class Attendant:
         if now - self._measured_at >= _CAPACITY_S:
             self._measured_at = now
             await self._measure(dialect)
+        await self._open_files()
         await self._read_load(dialect)
 
     async def _identified(self) -> Dialect:
@@ -106,10 +110,32 @@ class Attendant:
 
     def _tell_capacity(self, capacity: Capacity) -> None:
         self.known = msgspec.structs.replace(self.known, capacity=capacity)
-        if capacity.slots is not None:
+        if capacity.slots is not None and not self._has_files:
             self._router.has_slots(self._worker.number, capacity.slots)
         if capacity.tokens is not None:
             self._router.holds_tokens(self._worker.number, capacity.tokens, time.monotonic())
+
+    async def _open_files(self) -> None:
+        """Where its slots are to be kept in files: as soon as it is known, and again after a restart."""
+        seats, capacity = self._worker.seats, self.known.capacity
+        now = time.monotonic()
+        if seats is None or now < self._files_at or capacity is None or capacity.tokens is None:
+            return
+        why = ""
+        try:
+            has_changed = await seats.open(capacity.tokens)
+        except (ConfigError, EngineError) as error:
+            has_changed, why = True, str(error)
+            self._files_at = now + _LATEST_AGAIN_S
+        if has_changed and why != self._why_no_files:
+            fields: dict[str, object] = {"worker": self._worker.name, "slots": capacity.slots}
+            if why:
+                fields["why"] = why
+            self._on_event("slot-files-off" if why else "slot-files-on", fields)
+            self._why_no_files = why
+        self._has_files = seats.keeper is not None
+        if self._has_files:
+            self._router.has_files(self._worker.number, seats.held_tokens, now)
 
     async def _read_load(self, dialect: Dialect) -> None:
         call = dialect.load()
@@ -124,6 +150,8 @@ class Attendant:
         if load.prompt_tokens_total is not None:
             if load.prompt_tokens_total < self._prompt_tokens:
                 self._router.cleared(self._worker.number)
+                if self._worker.seats is not None:
+                    self._worker.seats.restarted()
                 self._measured_at = float("-inf")
                 self._on_event("upstream-restarted", {"worker": self._worker.name})
             self._prompt_tokens = load.prompt_tokens_total

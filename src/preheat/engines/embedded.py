@@ -51,12 +51,23 @@ class Embedded:
         is_repeatable: bool = True,
         tenant: str = "",
         session: str = "",
+        is_over: bool = False,
     ) -> Response:
         """Ask the child that is running now."""
         engine = await self._current()
         return await engine.send(
-            method, path, headers, body, is_repeatable=is_repeatable, tenant=tenant, session=session
+            method,
+            path,
+            headers,
+            body,
+            is_repeatable=is_repeatable,
+            tenant=tenant,
+            session=session,
+            is_over=is_over,
         )
+
+    async def over(self, tenant: str, session: str) -> None:
+        """It keeps nothing for anybody."""
 
     @property
     def is_ready(self) -> bool:

@@ -295,13 +295,24 @@ class Fake:
         is_repeatable: bool = True,
         tenant: str = "",
         session: str = "",
+        is_over: bool = False,
     ) -> Response:
         """Ask it over HTTP, like any other."""
         if self._engine is None:
             raise EngineError(f"engine {self.name} isn't started", kind="start")
         return await self._engine.send(
-            method, path, headers, body, is_repeatable=is_repeatable, tenant=tenant, session=session
+            method,
+            path,
+            headers,
+            body,
+            is_repeatable=is_repeatable,
+            tenant=tenant,
+            session=session,
+            is_over=is_over,
         )
+
+    async def over(self, tenant: str, session: str) -> None:
+        """It keeps nothing for anybody."""
 
     @property
     def is_ready(self) -> bool:

@@ -13,7 +13,9 @@ from preheat.core.blocks import BLOCK_BYTES, prefix_of
 from preheat.core.breaker import Breaker, RetryBudget
 from preheat.core.router import Ask, Router
 from preheat.engines.attendant import Attendant
-from preheat.engines.placement import Placement
+from preheat.engines.followers import Followers
+from preheat.engines.placement import Placement, Whose
+from preheat.engines.slot_seats import SlotFolders, SlotRules, SlotSeats
 from preheat.engines.worker import (
     REFUSALS,
     Headers,
@@ -45,15 +47,18 @@ class Rules(msgspec.Struct, frozen=True):
     retry_ratio: float = 0.2
     health_path: str = "/health"
     health_s: float = 2.0
+    seat_s: float = 300.0
+    """How long a request waits for a slot."""
 
 
 class Care(msgspec.Struct, frozen=True):
     """How each server of a group is looked after: the dialect that it speaks ("auto": it is asked),
-    the key that opens it, and how often it is asked how busy it is."""
+    the key that opens it, how often it is asked how busy it is, and where its slots are saved."""
 
     dialect: str = "auto"
     api_key: str = ""
     poll_s: float = 5.0
+    slots: SlotRules = SlotRules()
 
 
 class Group:
@@ -77,6 +82,8 @@ class Group:
         self._name = name
         self._router = router
         self._care = care
+        self._followers = None if router is None else Followers(router)
+        self._folders = SlotFolders(SlotRules() if care is None else care.slots)
         self._is_started = False
         self._attendants: dict[Worker, tuple[Attendant, asyncio.Task[None]]] = {}
         self._connect = connect
@@ -102,14 +109,16 @@ class Group:
         is_repeatable: bool = True,
         tenant: str = "",
         session: str = "",
+        is_over: bool = False,
     ) -> Response:
         """The answer of whoever could give one, else the last refusal or error."""
         workers = self._workers
-        if len(workers) == 1 and workers[0].breaker.is_closed and not workers[0].is_draining:
+        if not self._has_choice and workers[0].breaker.is_closed and not workers[0].is_draining:
             return await workers[0].ask(method, path, headers, body)
         self._budget.earn()
-        ask = self._ask_of(body, tenant, session)
-        chosen = self._choose((), ask, only_well=False)
+        whose = Whose(tenant, session, is_over)
+        ask = self._ask_of(body, whose)
+        chosen = self._choose((), ask, whose, only_well=False)
         if chosen is None:
             raise self._none_left()
         refusals = REFUSALS if is_repeatable else _UNDONE
@@ -119,7 +128,7 @@ class Group:
             worker, placement = chosen
             outcome: Outcome
             try:
-                outcome = await worker.ask(method, path, headers, body)
+                outcome = await self._asked(worker, placement, method, path, headers, body)
                 outcome.placement = placement
                 if outcome.status not in refusals:
                     return outcome
@@ -130,7 +139,7 @@ class Group:
                 _end(placement)
                 raise
             tried.append(worker)
-            chosen = self._other(outcome, refusals, tried, retries, ask)
+            chosen = self._other(outcome, refusals, tried, retries, ask, whose)
             if chosen is None:
                 break
             if isinstance(outcome, Response):
@@ -142,11 +151,16 @@ class Group:
             raise outcome
         return outcome
 
+    async def over(self, tenant: str, session: str) -> None:
+        """That session won't come back: what is kept for it goes first."""
+        keepers = [one.seats.keeper for one in self._workers if one.seats is not None]
+        await asyncio.gather(*(one.over(tenant, session) for one in keepers if one is not None))
+
     def start(self) -> None:
-        """Look after those that there are to choose from, from now on."""
+        """Look after those that there are to choose from, from now on, and after slots with files."""
         self._is_started = True
         router, care = self._router, self._care
-        chosen = self._workers if router is not None and len(self._workers) > 1 else []
+        chosen = self._workers if router is not None and self._has_choice else []
         for worker in [one for one in self._attendants if one not in chosen]:
             self._attendants.pop(worker)[1].cancel()
         for worker in chosen:
@@ -173,6 +187,8 @@ class Group:
         for one in self._workers:
             if one.name == worker:
                 one.is_draining = is_draining
+                if is_draining:
+                    self._own(self._save(one))
                 return True
         return False
 
@@ -211,29 +227,50 @@ class Group:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(one.client.aclose() for one in (*self._workers, *self._leaving)))
+        await asyncio.gather(*(one.aclose() for one in (*self._workers, *self._leaving)))
+
+    @property
+    def _has_choice(self) -> bool:
+        """Whether there is anything to decide: a server, or a slot."""
+        return len(self._workers) > 1 or self._workers[0].seats is not None
+
+    async def _asked(
+        self,
+        worker: Worker,
+        placement: Placement | None,
+        method: bytes,
+        path: bytes,
+        headers: Headers,
+        body: bytes,
+    ) -> Response:
+        if placement is not None:
+            keeper = None if worker.seats is None else worker.seats.keeper
+            body = await placement.ready(keeper, path, body, self._rules.seat_s)
+        return await worker.ask(method, path, headers, body)
 
     def _state(self, worker: Worker, now: float) -> WorkerState:
         state = worker.state(now)
         attended = self._attendants.get(worker)
-        if self._router is None or len(self._workers) < 2 or worker in self._leaving:
+        if self._router is None or not self._has_choice or worker in self._leaving:
             return state
+        keeper = None if worker.seats is None else worker.seats.keeper
         return msgspec.structs.replace(
             state,
+            unsaved_slots=0 if keeper is None else keeper.unsaved,
             dialect="" if attended is None else attended[0].known.dialect,
             known=self._router.known(worker.number, now),
         )
 
     # choosing
 
-    def _ask_of(self, body: bytes, tenant: str, session: str) -> Ask | None:
+    def _ask_of(self, body: bytes, whose: Whose) -> Ask | None:
         if self._router is None:
             return None
-        prefix = prefix_of(body, tenant.encode())
-        return Ask(prefix.model, prefix.blocks, BLOCK_BYTES, prefix.prompt_bytes, session)
+        prefix = prefix_of(body, whose.tenant.encode())
+        return Ask(prefix.model, prefix.blocks, BLOCK_BYTES, prefix.prompt_bytes, whose.session)
 
     def _choose(
-        self, tried: Sequence[Worker], ask: Ask | None, *, only_well: bool
+        self, tried: Sequence[Worker], ask: Ask | None, whose: Whose, *, only_well: bool
     ) -> tuple[Worker, Placement | None] | None:
         """Of those that are well the router's choice, or the least loaded, in turn where that is
         several; else the one from which an answer is likeliest. With whom it counts as sent."""
@@ -244,14 +281,15 @@ class Group:
             if worker is None:
                 return None
             well = [worker]
-        if self._router is None or ask is None:
+        router, followers = self._router, self._followers
+        if router is None or ask is None or followers is None:
             worker = min(well, key=lambda one: one.client.in_flight)
             self._turn = (self._workers.index(worker) + 1) % len(self._workers)
             return worker, None
-        route = self._router.place(ask, [one.number for one in well], now)
+        route = router.place(ask, [one.number for one in well], now)
         number = route.ticket.worker
         worker = next(one for one in well if one.number == number)
-        return worker, Placement(self._router, route)
+        return worker, Placement(router, route, followers, whose, self._end_session)
 
     def _well(self, tried: Sequence[Worker], now: float) -> list[Worker]:
         """Who may be asked, from the one whose turn it is; of those that may be well again just one,
@@ -282,6 +320,7 @@ class Group:
         tried: Sequence[Worker],
         retries: int,
         ask: Ask | None,
+        whose: Whose,
     ) -> tuple[Worker, Placement | None] | None:
         """Who else may be asked the same; None where nobody is, or it wouldn't be safe."""
         if isinstance(outcome, Response) and outcome.status not in refusals:
@@ -292,7 +331,7 @@ class Group:
             if isinstance(outcome, EngineError) and outcome.kind not in _UNASKED:
                 return None
         was_refused = isinstance(outcome, Response)
-        other = self._choose(tried, ask, only_well=was_refused)
+        other = self._choose(tried, ask, whose, only_well=was_refused)
         if other is None:
             return None
         is_full = _is_queue(outcome) and not other[0].client.has_room
@@ -336,18 +375,24 @@ class Group:
         taken = {one.number for one in (*self._workers, *self._leaving)}
         numbers = (number for number in itertools.count() if number not in taken)
         return [
-            known.get(url)
-            or Worker(
-                next(numbers),
-                name_at(self._name, position, len(urls)),
-                url,
-                self._connect(url),
-                self._breaker.fresh(),
-                self._on_down,
-                self._on_event,
-            )
+            known.get(url) or self._made(next(numbers), position, url, len(urls))
             for position, url in enumerate(urls)
         ]
+
+    def _made(self, number: int, position: int, url: str, of: int) -> Worker:
+        worker = Worker(
+            number,
+            name_at(self._name, position, of),
+            url,
+            self._connect(url),
+            self._breaker.fresh(),
+            self._on_down,
+            self._on_event,
+        )
+        folder = self._folders.at(position)
+        if folder is not None and self._care is not None and self._router is not None:
+            worker.seats = SlotSeats(url, self._care.api_key, folder, self._folders)
+        return worker
 
     # what goes on beside the requests
 
@@ -355,6 +400,8 @@ class Group:
         """Watch for its return, where there are others to answer meanwhile."""
         if self._router is not None and worker.last_error_kind in _ENDED:
             self._router.cleared(worker.number)
+            if worker.seats is not None:
+                worker.seats.restarted()
         worker.is_probed = (
             len(self._workers) > 1 and bool(self._rules.health_path) and worker.knows_health
         )
@@ -383,8 +430,22 @@ class Group:
                 await asyncio.sleep(_LOOK_S)
                 while worker.client.in_flight:  # noqa: ASYNC110  an event would cost each request
                     await asyncio.sleep(_LOOK_S)
-        await worker.client.aclose()
+        await worker.aclose()
         self._leaving.discard(worker)
+
+    def _end_session(self, whose: Whose) -> None:
+        self._own(self.over(whose.tenant, whose.session))
+
+    async def _save(self, worker: Worker) -> None:
+        """What its slots hold, once nothing is under way there: it may be stopped soon."""
+        keeper = None if worker.seats is None else worker.seats.keeper
+        if keeper is None:
+            return
+        while worker.client.in_flight and worker.is_draining:  # noqa: ASYNC110  as in `_leave`
+            await asyncio.sleep(_LOOK_S)
+        if worker.is_draining:
+            saved = await keeper.save_all()
+            self._on_event("slots-saved", {"worker": worker.name, "slots": saved})
 
     def _own(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

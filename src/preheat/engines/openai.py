@@ -70,6 +70,7 @@ class OpenAi:
         is_repeatable: bool = True,
         tenant: str = "",
         session: str = "",
+        is_over: bool = False,
     ) -> Coroutine[Any, Any, Response]:
         """Ask one that is well; `Response.worker` says who answered, and `Response.placement` wants
         to hear how it went."""
@@ -81,7 +82,12 @@ class OpenAi:
             is_repeatable=is_repeatable,
             tenant=tenant,
             session=session,
+            is_over=is_over,
         )
+
+    async def over(self, tenant: str, session: str) -> None:
+        """That session won't come back: what is kept for it goes first."""
+        await self._group.over(tenant, session)
 
     @property
     def is_ready(self) -> bool:

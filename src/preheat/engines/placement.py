@@ -1,9 +1,42 @@
 """A request's place at one of several equal servers, and what is told of it to the router."""
 
+import asyncio
 import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
 
 from preheat.core.router import Route, Router
 from preheat.core.types import Usage
+from preheat.engines.followers import Followers
+from preheat.engines.slot_keeper import Seated, SlotKeeper
+from preheat.engines.slot_leaders import Wanted
+from preheat.errors import EngineError
+from preheat.wire.splice import insert_field
+
+_SEATED: Final = frozenset({b"/chat/completions", b"/completions"})
+"""What llama.cpp takes a slot's number with."""
+
+
+class _Body(msgspec.Struct):
+    """Of a body: whether the client has named a slot itself, or wants what needs several, or others'
+    weights."""
+
+    id_slot: msgspec.Raw = msgspec.Raw()
+    lora: msgspec.Raw = msgspec.Raw()
+    n: msgspec.Raw = msgspec.Raw()
+
+
+_BODY: Final = msgspec.json.Decoder(_Body)
+
+
+class Whose(msgspec.Struct, frozen=True):
+    """Whose request it is. `is_over`: the client says that it is its session's last."""
+
+    tenant: str = ""
+    session: str = ""
+    is_over: bool = False
 
 
 class Placement:
@@ -12,7 +45,14 @@ class Placement:
     Exactly one end counts: what comes after it is passed over.
     """
 
-    def __init__(self, router: Router, route: Route) -> None:
+    def __init__(
+        self,
+        router: Router,
+        route: Route,
+        followers: Followers,
+        whose: Whose,
+        on_over: Callable[[Whose], None],
+    ) -> None:
         self.route = route
         self.reason = b"overlap=%d, best=%d, input=%d, queue=%.3f, least=%.3f" % (
             route.overlap_tokens,
@@ -22,7 +62,41 @@ class Placement:
             route.least_queue_s,
         )
         self._router = router
+        self._followers = followers
+        self._whose = whose
+        self._on_over = on_over
+        self._keeper: SlotKeeper | None = None
+        self._seated: Seated | None = None
         self._is_over = False
+
+    async def ready(
+        self, keeper: SlotKeeper | None, path: bytes, body: bytes, limit_s: float
+    ) -> bytes:
+        """The body to send, as soon as it should be sent: behind one that computes the same prefix,
+        and, where a keeper names the slots, once it has one. Raises EngineError where none comes
+        free in time."""
+        if keeper is None or path not in _SEATED or not _may_be_seated(body):
+            await self._followers.hold(self.route)
+            return body
+        ask = self.route.ticket.ask
+        wanted = Wanted(
+            self._whose.tenant,
+            self._whose.session,
+            ask.blocks,
+            self.route.input_tokens,
+            self._router.expected_s(self.route.ticket),
+            self.route.queue_s,
+        )
+        try:
+            async with asyncio.timeout(limit_s):
+                seated = await keeper.seat(wanted, self._router.service(ask.model))
+        except TimeoutError:
+            raise EngineError(
+                f"all slots were busy for {limit_s:g} s", kind="queue", before_first_byte=True
+            ) from None
+        self._keeper, self._seated = keeper, seated
+        self.reason += b", slot=%d, way=%b" % (seated.slot, seated.way.encode())
+        return insert_field(body, "id_slot", b"%d" % seated.slot)
 
     def began(self) -> None:
         """The first byte of an answer has come."""
@@ -32,11 +106,29 @@ class Placement:
     def ended(self, usage: Usage | None) -> None:
         """It was answered whole."""
         if not self._is_over:
-            self._is_over = True
             self._router.ended(self.route.ticket, usage, time.monotonic())
+            # The last token that was said isn't computed on.
+            has_told = usage is not None and usage.input_tokens > 0
+            self._end(usage.input_tokens + usage.output_tokens - 1 if usage and has_told else None)
 
     def gone(self) -> None:
         """It was given up, refused, or failed."""
         if not self._is_over:
-            self._is_over = True
             self._router.failed(self.route.ticket, time.monotonic())
+            self._end(None)
+
+    def _end(self, tokens: int | None) -> None:
+        self._is_over = True
+        if self._keeper is not None and self._seated is not None:
+            self._keeper.ended(self._seated, tokens, is_over=self._whose.is_over)
+        self._followers.ended(self.route.ticket.number)
+        if self._whose.is_over:
+            self._on_over(self._whose)
+
+
+def _may_be_seated(body: bytes) -> bool:
+    try:
+        told = _BODY.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return False
+    return not told.id_slot and not told.lora and bytes(told.n) in {b"", b"1", b"null"}

@@ -52,7 +52,7 @@ class SlotFolder:
         self.path = path
         self.identity = identity
         self._names = SlotNames(identity, secret)
-        self._budget_bytes = budget_bytes
+        self.budget_bytes = budget_bytes
         self._max_age_s = max_age_s
         self._free_bytes = free_bytes or _free_bytes
         self._lock = threading.RLock()
@@ -97,6 +97,10 @@ class SlotFolder:
                 if kept is not None:
                     return kept
         return None
+
+    def named(self, chain: bytes) -> Kept | None:
+        """The file with this prefix."""
+        return self._kept.get(chain)
 
     def newest(self) -> list[Kept]:
         """Those whose session isn't over, the one used last first: in this order a new process
@@ -224,10 +228,10 @@ class SlotFolder:
 
     def _make_room(self, more_bytes: int, *, written_bytes: int = 0) -> bool:
         """Have so many bytes free in the budget and on the disk, where some are written already."""
-        if more_bytes > self._budget_bytes:
+        if more_bytes > self.budget_bytes:
             return False
         while (
-            self.size_bytes + more_bytes > self._budget_bytes
+            self.size_bytes + more_bytes > self.budget_bytes
             or self._free_bytes(self.path) + written_bytes - more_bytes < _KEEP_FREE_BYTES
         ):
             # Another model's before one of ours; of ours the one used longest ago.

@@ -12,7 +12,7 @@ from preheat.core.costs import ServiceModel
 from preheat.core.slot_desk import Holding, Seat, SlotDesk
 from preheat.core.slot_ways import Prospect, Way, quickest
 from preheat.engines.slot_leaders import Leader, Leaders, Wanted
-from preheat.engines.slot_names import Kept
+from preheat.engines.slot_shelf import Found, SlotShelf
 from preheat.engines.slot_tier import SlotTier
 
 
@@ -52,6 +52,7 @@ class SlotKeeper:
         self._saver: asyncio.Task[None] | None = None
         self._saving: int | None = None  # the slot that is being saved ahead
         self._handing: set[asyncio.Task[None]] = set()
+        self._shelf = SlotShelf(tier.folder)
 
     async def seat(self, wanted: Wanted, service: ServiceModel | None) -> Seated:
         """A slot for it, in the order of asking; what it has of the prompt is there when this returns.
@@ -59,10 +60,10 @@ class SlotKeeper:
         self._service = service
         if service is not None:
             await self._led(wanted, service)
-        kept = self._tier.find(wanted.tenant, wanted.blocks)
+        file = self._shelf.find(wanted.tenant, wanted.blocks)
         fetch = None
-        if kept is not None and not kept.is_checked:  # hidden behind the queue
-            fetch = asyncio.create_task(self._tier.fetch(kept))
+        if file is not None and not file.kept.is_checked:  # hidden behind the queue
+            fetch = asyncio.create_task(self._tier.fetch(file.kept))
         try:
             await self._seats.acquire()
             seat = self._desk.take(wanted.tenant, wanted.blocks)
@@ -78,10 +79,10 @@ class SlotKeeper:
             if fetch is not None:
                 fetch.cancel()
 
-    def ended(self, seated: Seated, tokens: int | None) -> None:
+    def ended(self, seated: Seated, tokens: int | None, *, is_over: bool = False) -> None:
         """Its request is over. `tokens` are what the slot holds now, by the engine's count: of prompt
         and answer together, less the last one; None where that isn't known. A prompt shorter than a
-        block isn't kept."""
+        block isn't kept, nor one of a session that `is_over`."""
         wanted = seated.wanted
         holding = None
         if tokens is not None and wanted.blocks:
@@ -95,7 +96,7 @@ class SlotKeeper:
             self._handing.add(task)
             task.add_done_callback(self._handing.discard)
             return
-        self._free(seated, holding)
+        self._free(seated, holding, is_over=is_over)
         if leader is not None:
             leader.release()
 
@@ -103,6 +104,46 @@ class SlotKeeper:
         """That session won't come back: its slot and its files are the first to go."""
         self._desk.over(tenant, session)
         await self._tier.over(tenant, session)
+
+    @property
+    def unsaved(self) -> int:
+        """Idle slots with what would be lost, and is worth a file."""
+        return sum(
+            self._tier.pays(holding.tokens, self._service) for _, holding in self._desk.unsaved()
+        )
+
+    async def save_all(self) -> int:
+        """Write whatever no file has, before the server is stopped; how many are written now."""
+        saved = 0
+        for slot, holding in self._desk.unsaved():
+            if self._tier.pays(holding.tokens, self._service):
+                saved += await self._saved(slot, holding)
+        return saved
+
+    async def refill(self) -> int:
+        """Load what was used last into empty slots, those of a server that was started again; how many.
+        Only what this process has written or loaded: of another's files nobody knows the prompt."""
+        filled = 0
+        for kept, holding in self._shelf.newest():
+            if self._desk.holds(holding):
+                continue
+            if self._seats.locked():
+                break
+            await self._seats.acquire()
+            slot, life = self._desk.take_empty(), self._life
+            if slot is None:
+                self._seats.release()
+                break
+            is_there = False
+            try:
+                is_there = (await self._tier.restore(slot, kept)).ok
+            finally:
+                if life == self._life:
+                    self._desk.ended(slot, holding if is_there else None, self._clock())
+                    self._desk.saved(slot, holding)
+                self._seats.release()
+            filled += is_there
+        return filled
 
     def restarted(self) -> None:
         """The server is another process: its slots are empty."""
@@ -119,9 +160,11 @@ class SlotKeeper:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _free(self, seated: Seated, holding: Holding | None) -> None:
+    def _free(self, seated: Seated, holding: Holding | None, *, is_over: bool = False) -> None:
         if seated.life == self._life:
             self._desk.ended(seated.slot, holding, self._clock())
+            if is_over:
+                self._desk.over(seated.wanted.tenant, seated.wanted.session)
         self._seats.release()
         if self._saver is None:
             self._saver = asyncio.create_task(self._save_next())
@@ -129,14 +172,15 @@ class SlotKeeper:
     async def _led(self, wanted: Wanted, service: ServiceModel) -> None:
         """Wait for the end of who computes the same, where that is the quickest way."""
         found = self._leaders.best(wanted)
-        kept = self._tier.find(wanted.tenant, wanted.blocks)
+        file = self._shelf.find(wanted.tenant, wanted.blocks)
         there = self._desk.most_found(wanted.tenant, wanted.blocks)
-        if found is None or found[1] <= max(there, kept.blocks if kept else 0):
+        if found is None or found[1] <= max(there, file.blocks if file else 0):
             return
         leader, shared = found
         leader_s = max(0.0, leader.ends_at - self._clock())
         had, left = (wanted.tokens * part // len(wanted.blocks) for part in (there, shared))
         prospect = Prospect(
+            queue_s=wanted.queue_s,
             recompute_s=service.prefill_s(wanted.tokens - had, had),
             leader_s=leader_s,
             led_rest_s=service.prefill_s(wanted.tokens - left, left),
@@ -153,9 +197,8 @@ class SlotKeeper:
         wanted = leader.wanted
         shared = wanted.blocks[: leader.shared_blocks]
         try:
-            await self._tier.save_now(
-                seated.slot, Holding(wanted.tenant, "", shared, holding.tokens)
-            )
+            whole = Holding(wanted.tenant, "", shared, holding.tokens)
+            await self._saved(seated.slot, whole, at_once=True)
         finally:
             self._free(seated, holding)
             leader.release()
@@ -167,33 +210,40 @@ class SlotKeeper:
             await asyncio.wait([self._saver])
             losing = None if self._desk.is_saved(seat.slot) else losing
         if losing is not None and self._tier.pays(losing.tokens, service):
-            await self._tier.save_now(seat.slot, losing)
-        kept = self._tier.find(wanted.tenant, wanted.blocks)  # it may have been saved meanwhile
+            await self._saved(seat.slot, losing, at_once=True)
+        file = self._shelf.find(wanted.tenant, wanted.blocks)  # it may have been saved meanwhile
         most = wanted.tokens - 1
         found = min(seat.found_tokens, most)
         hot = seated
         if found:
             hot = msgspec.structs.replace(seated, way="hot", found_tokens=found)
-        if kept is None or kept.tokens <= found:
+        if file is None or file.tokens <= found:
             return hot
-        held = min(kept.tokens, most)
-        if service is not None and not self._is_quicker(kept, wanted.tokens, found, held, service):
+        held = min(file.tokens, most)
+        if service is not None and not self._is_quicker(file, wanted.tokens, found, held, service):
             return hot
-        if not (await self._tier.restore(seat.slot, kept)).ok:
+        if not (await self._tier.restore(seat.slot, file.kept)).ok:
             return hot
         return msgspec.structs.replace(seated, way="restore", found_tokens=held)
 
     def _is_quicker(
-        self, kept: Kept, tokens: int, found: int, held: int, service: ServiceModel
+        self, file: Found, tokens: int, found: int, held: int, service: ServiceModel
     ) -> bool:
         """Whether this file is loaded, and not the prompt computed behind what the slot has."""
         prospect = Prospect(
             recompute_s=service.prefill_s(tokens - found, found),
-            fetch_s=self._tier.fetch_s(kept),
-            load_s=self._tier.load_s(kept),
+            fetch_s=self._tier.fetch_s(file.kept),
+            load_s=self._tier.load_s(file.kept),
             restored_rest_s=service.prefill_s(tokens - held, held),
         )
         return quickest(prospect).way == "restore"
+
+    async def _saved(self, slot: int, holding: Holding, *, at_once: bool = False) -> bool:
+        move = await (self._tier.save_now if at_once else self._tier.save)(slot, holding)
+        if move.ok:
+            self._desk.saved(slot, holding)
+            self._shelf.wrote(holding)
+        return move.ok
 
     async def _save_next(self) -> None:
         try:
@@ -202,8 +252,7 @@ class SlotKeeper:
                 return
             slot, holding = unsaved[0]
             self._saving = slot
-            pays = self._tier.pays(holding.tokens, self._service)
-            if pays and (await self._tier.save(slot, holding)).ok:
-                self._desk.saved(slot, holding)
+            if self._tier.pays(holding.tokens, self._service):
+                await self._saved(slot, holding)
         finally:
             self._saver = self._saving = None

@@ -11,13 +11,14 @@ from preheat.core.slot_desk import alike
 
 class Wanted(msgspec.Struct, frozen=True):
     """A request that wants a slot; `tokens` is about what its prompt has, `expected_s` how long it will
-    take in all once it has one (inf: nobody waits for it)."""
+    take in all once it has one (inf: nobody waits for it), `queue_s` what the server computes before it."""
 
     tenant: str
     session: str
     blocks: Sequence[int]
     tokens: int
     expected_s: float = inf
+    queue_s: float = 0.0
 
 
 class Leader(msgspec.Struct, eq=False):

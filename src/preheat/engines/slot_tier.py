@@ -67,14 +67,14 @@ class SlotTier:
         self._jobs = SlotJobs(limit_s)
         self.counts = Counts(failed=self._jobs.failed)
         self._ask = ask
-        self._slots = slots
+        self.slots = slots
         self._identify = identify
         self._engine_s = 0.0  # of the last move
         self._is_sure = True  # that the server has the folder's model
         self._clock = clock
         self._fetching = Speed(bytes_per_s=_DISK)
         self._loading = Speed(bytes_per_s=_MEMORY, latency_s=_LATENCY_S)
-        self._token_bytes = 0.0
+        self.token_bytes = 0.0  # the most of any file; 0 until one was saved
 
     async def start(self) -> None:
         """Whatever is asked for is done from now on. The folder is open already."""
@@ -107,7 +107,7 @@ class SlotTier:
         is known how fast computing is."""
         if service is None:
             return True
-        return saved_s(service, self.tier(), tokens, self._token_bytes * tokens) > 0.0
+        return saved_s(service, self.tier(), tokens, self.token_bytes * tokens) > 0.0
 
     def tier(self) -> Tier:
         """What was measured, from a cold file to the slot, for `core.costs`."""
@@ -151,9 +151,9 @@ class SlotTier:
     # How -----------------------------------------------------------------------------------------
 
     async def _saved(self, slot: int, holding: Holding) -> Move:
-        if not 0 <= slot < self._slots:
+        if not 0 <= slot < self.slots:
             return Move(ok=False, why="slot")
-        expected = int(self._token_bytes * holding.tokens)
+        expected = int(self.token_bytes * holding.tokens)
         part = await asyncio.to_thread(self.folder.begin, expected, self._clock())
         if part is None:
             return Move(ok=False, why="full")
@@ -172,7 +172,7 @@ class SlotTier:
                 await asyncio.to_thread(self.folder.abandon, part)
         if not isinstance(kept, Kept):
             return Move(ok=False, why=kept)
-        self._token_bytes = max(self._token_bytes, size / max(1, kept.tokens))
+        self.token_bytes = max(self.token_bytes, size / max(1, kept.tokens))
         self.counts.saved += 1
         return Move(ok=True, tokens=kept.tokens, size_bytes=size)
 
@@ -185,7 +185,7 @@ class SlotTier:
         return Move(ok=True, tokens=kept.tokens, size_bytes=kept.size_bytes)
 
     async def _restored(self, slot: int, kept: Kept) -> Move:
-        if not 0 <= slot < self._slots:
+        if not 0 <= slot < self.slots:
             return Move(ok=False, why="slot")
         fetched = await self._fetched(kept)
         if not fetched.ok:

@@ -12,6 +12,7 @@ import msgspec
 
 from preheat.core.breaker import Breaker
 from preheat.core.router import Known
+from preheat.engines.slot_seats import SlotSeats
 from preheat.errors import EngineError
 from preheat.transport.client import Response
 
@@ -53,7 +54,8 @@ class HttpClient(Protocol):
 class WorkerState(msgspec.Struct, frozen=True):
     """A worker as an operator sees it. `is_up`: it isn't left alone for its failures; `retries`
     were answered by others instead. `dialect` is what it said it is; `known` is the router's, where it
-    is one of several."""
+    is one of several. So many `unsaved_slots` would be lost with its process; a draining one's are being
+    written to files."""
 
     name: str
     address: str
@@ -65,6 +67,7 @@ class WorkerState(msgspec.Struct, frozen=True):
     last_error_kind: str
     dialect: str = ""
     known: Known | None = None
+    unsaved_slots: int = 0
 
 
 class Worker:
@@ -88,6 +91,7 @@ class Worker:
         self.is_draining = False
         self.is_probed = False  # while it is down; else a request finds out how it is
         self.knows_health = True
+        self.seats: SlotSeats | None = None  # where its slots are kept in files
         self.avoided_until = 0.0
         self.failures = 0
         self.retries = 0
@@ -113,6 +117,12 @@ class Worker:
         else:
             self._refused(response)
         return response
+
+    async def aclose(self) -> None:
+        """Close its connections."""
+        if self.seats is not None:
+            await self.seats.aclose()
+        await self.client.aclose()
 
     def may_be_tried(self, now: float) -> bool:
         """Whether it is time that a request finds out if it is well again; a yes is one request."""

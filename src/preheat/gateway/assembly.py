@@ -39,7 +39,7 @@ def assemble(
     parts = wiring.Parts(settings, log, clock)
     secret = host.secret or wiring.secret(settings)
     via = b"1.1 preheat-%b" % host.name.encode()
-    upstreams = Upstreams(table_of(settings, engines_of(settings, log, host)), via)
+    upstreams = Upstreams(table_of(settings, engines_of(settings, log, host, secret)), via)
     keyring = wiring.keyring(settings, secret, upstreams.identity_of)
     keyed = keyed_headers(settings)
     process = f"{secrets.token_hex(4)}-"
@@ -86,7 +86,7 @@ def assemble(
         clock=parts.clock,
     )
     alone.gateway = gateway
-    gateway.reload = Reload(settings, parts, proxy, intake, upstreams, keyring, host, log)
+    gateway.reload = Reload(settings, parts, proxy, intake, upstreams, keyring, host, log, secret)
     admin = AdminApp(
         lambda: gateway.reload.settings,
         wiring.admin_key(settings),

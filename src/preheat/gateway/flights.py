@@ -174,6 +174,7 @@ class Flight:
                 call.body,
                 tenant=self.request.tenant,
                 session=self.request.want.session,
+                is_over=self.request.want.session_state == "over",
             )
             await self._relay(response)
         except EngineError as error:

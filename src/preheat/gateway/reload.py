@@ -47,6 +47,7 @@ class Reload:
         keyring: Keyring,
         host: Host,
         log: Log,
+        secret: bytes,
     ) -> None:
         self.settings = settings
         self._parts = parts
@@ -56,6 +57,7 @@ class Reload:
         self._keyring = keyring
         self._host = host
         self._log = log
+        self._secret = secret
         self._tasks: set[asyncio.Task[None]] = set()
 
     def prepare(self, settings: Settings) -> Prepared:
@@ -72,7 +74,9 @@ class Reload:
             elif wanted.kind != "openai":
                 raise ConfigError(f"engines.{name}: kind {wanted.kind} needs a new start")
             else:
-                made[name] = wiring.engine(name, wanted, self._log, self._host.where(name))
+                made[name] = wiring.engine(
+                    name, wanted, self._log, self._host.where(name), self._secret
+                )
         kept = {id(engine) for engine, _ in made.values()}
         gone = [one for one in self._upstreams.engines.values() if id(one) not in kept]
         return Prepared(settings, table_of(settings, made), tuple(moved), tuple(gone))

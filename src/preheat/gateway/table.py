@@ -38,10 +38,12 @@ class Table(msgspec.Struct, frozen=True):
     breakpoints: Mapping[str, Breakpoints] = {}
 
 
-def engines_of(settings: Settings, log: Log, host: Host) -> dict[str, tuple[Engine, str]]:
+def engines_of(
+    settings: Settings, log: Log, host: Host, secret: bytes
+) -> dict[str, tuple[Engine, str]]:
     """Every engine by its name, with what identifies its weights where that can be known."""
     return {
-        name: wiring.engine(name, engine, log, host.where(name))
+        name: wiring.engine(name, engine, log, host.where(name), secret)
         for name, engine in settings.engines.items()
     }
 

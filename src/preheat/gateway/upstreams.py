@@ -172,6 +172,7 @@ class Upstreams:
                     shadow_agreed=known.shadow_agreed,
                     shadow_differed=known.shadow_differed,
                     shadow_sooner_s=known.shadow_sooner_s,
+                    unsaved_slots=state.unsaved_slots,
                 )
         return found
 

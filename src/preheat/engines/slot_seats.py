@@ -1,0 +1,124 @@
+"""One llama.cpp server whose slots are kept in files: opened once it is known, and again after a restart."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from preheat.engines.direct import Direct
+from preheat.engines.slot_folder import SlotFolder
+from preheat.engines.slot_keeper import SlotKeeper
+from preheat.engines.slot_tier import Counts, SlotTier, identity_of, slot_tier
+
+_GUESSED: Final = 4
+"""So many times what its slots hold, until a file has told what a token takes."""
+
+
+class SlotRules(msgspec.Struct, frozen=True):
+    """Where the slots of a group's servers are saved, one folder for all or one each, and for how long.
+    With another `secret` nothing of before is found."""
+
+    folders: tuple[str, ...] = ()
+    budget_bytes: int = 8 * 2**30
+    max_age_s: float = 86_400.0
+    secret: bytes = b""
+
+
+class SlotFolders:
+    """A group's folders, each one object however many servers write there."""
+
+    def __init__(self, rules: SlotRules) -> None:
+        self._rules = rules
+        self._open: dict[Path, SlotFolder] = {}
+
+    def at(self, position: int) -> Path | None:
+        """The folder of the server at this place; None where there is none."""
+        folders = self._rules.folders
+        if not folders:
+            return None
+        return Path(folders[position if len(folders) > 1 else 0]).expanduser()
+
+    def opened(self, path: Path, identity: str) -> SlotFolder:
+        """The folder with that model's files. Blocks. Raises ConfigError."""
+        known = self._open.get(path)
+        if known is not None and known.identity == identity:
+            return known
+        rules = self._rules
+        made = SlotFolder(
+            path,
+            identity=identity,
+            secret=rules.secret,
+            budget_bytes=rules.budget_bytes,
+            max_age_s=rules.max_age_s,
+        )
+        made.open(time.time())
+        self._open[path] = made
+        return made
+
+
+class SlotSeats:
+    """The keeper of one server's slots, from when the server could be asked what it is."""
+
+    def __init__(self, url: str, api_key: str, path: Path, folders: SlotFolders) -> None:
+        self.keeper: SlotKeeper | None = None
+        self._url = url
+        self._api_key = api_key
+        self._path = path
+        self._folders = folders
+        self._direct: Direct | None = None
+        self._tier: SlotTier | None = None
+        self._is_sure = False
+        self._slot_tokens = 0
+
+    async def open(self, slot_tokens: int) -> bool:
+        """Make the keeper, which has slots of so many tokens together; a new one where the server has
+        another model since. Whether anything changed. Raises ConfigError, EngineError."""
+        if self._is_sure:
+            return False
+        self._slot_tokens = slot_tokens
+        if self._direct is None:
+            self._direct = Direct(self._url, api_key=self._api_key, dialect="llamacpp")
+        identity = await identity_of(self._direct)
+        if self._tier is not None and self._tier.folder.identity == identity:
+            self._is_sure = True
+            return False
+        await self._close()
+        folder = await asyncio.to_thread(self._folders.opened, self._path, identity)
+        self._tier = tier = await slot_tier(self._direct, folder)
+        self.keeper = SlotKeeper(tier, slots=tier.slots)
+        self._is_sure = True
+        return True
+
+    def restarted(self) -> None:
+        """The server is another process: its slots are empty, and it may have another model."""
+        self._is_sure = False
+        if self.keeper is not None:
+            self.keeper.restarted()
+
+    @property
+    def held_tokens(self) -> int:
+        """What its slots and its files hold, about."""
+        if self._tier is None or not self._tier.token_bytes:
+            return _GUESSED * self._slot_tokens
+        return self._slot_tokens + int(self._tier.folder.budget_bytes / self._tier.token_bytes)
+
+    @property
+    def counts(self) -> Counts:
+        """What was done so far."""
+        return Counts() if self._tier is None else self._tier.counts
+
+    async def aclose(self) -> None:
+        """Save nothing more, and let the server be."""
+        await self._close()
+        if self._direct is not None:
+            await self._direct.aclose()
+
+    async def _close(self) -> None:
+        keeper, self.keeper = self.keeper, None
+        tier, self._tier = self._tier, None
+        if keeper is not None:
+            await keeper.aclose()
+        if tier is not None:
+            await tier.aclose()

@@ -19,12 +19,15 @@ from preheat.core.controller import Controller
 from preheat.core.freshness import Freshness
 from preheat.core.inventory import Inventory
 from preheat.core.keys import Keyring
+from preheat.core.kv_names import KvNames
 from preheat.core.ledger import Ledger, Price
 from preheat.core.stats import Counters
 from preheat.engines import ENGINES, Engine
 from preheat.engines.child import Address, settings_of, sha256_of
 from preheat.engines.group import Care, Rules
+from preheat.engines.kv_hearing import Hearing, feeds_at
 from preheat.engines.slot_seats import SlotRules
+from preheat.engines.worker import OnEvent
 from preheat.errors import ConfigError
 from preheat.stores import STORES, Store
 from preheat.stores.secret import secret_at
@@ -248,6 +251,7 @@ def engine(
         if settings.shadow.name == "off"
         else build(f"engines.{name}.shadow", settings.shadow, routing.POLICIES),
         care=_care(settings, api_key, secret) if settings.poll_s else None,
+        hearing=_hearing(name, settings, on_event),
         inject_usage=settings.inject_usage,
         on_event=on_event,
     )
@@ -268,6 +272,17 @@ def rules(settings: EngineSettings) -> Rules:
 def _care(settings: EngineSettings, api_key: str, secret: bytes) -> Care:
     slots = SlotRules(settings.slot_folders, settings.slot_bytes, settings.slot_age_s, secret)
     return Care(settings.dialect, api_key, settings.poll_s, slots)
+
+
+def _hearing(name: str, settings: EngineSettings, on_event: OnEvent) -> Hearing | None:
+    """Who hears the KV events of a group, where they are to be heard."""
+    if not settings.kv_events:
+        return None
+    try:
+        hear_at = feeds_at(config.upstreams_of(settings), settings.kv_events, settings.kv_replay)
+    except ConfigError as error:
+        raise ConfigError(f"engines.{name}.kv_events: {error}") from None
+    return Hearing(hear_at, KvNames(secrets.token_bytes(16)), on_event)
 
 
 def tenant_keys(settings: Settings) -> dict[str, str]:

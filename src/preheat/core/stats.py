@@ -78,7 +78,7 @@ class UpstreamCounts(msgspec.Struct):
     failures, else 1; None where only those have asked it that are gone. Of several equal ones also: what it is
     (`dialect`), how what it holds is known (`trust`), `queue_s` of prefill that wait there, and of the prompt tokens
     that it counted those its cache had, and would have had with round robin (`ghost_tokens`); `shadow_*`: see `core.router.Known`.
-    `unsaved_slots` would be lost with it."""
+    `unsaved_slots` would be lost with it; `events` is what became of its KV events (docs/metrics.md)."""
 
     address: str = ""
     in_flight: int = 0
@@ -96,6 +96,7 @@ class UpstreamCounts(msgspec.Struct):
     shadow_differed: int = 0
     shadow_sooner_s: float = 0.0
     unsaved_slots: int = 0
+    events: dict[str, int] = {}
 
     def add(self, other: "UpstreamCounts") -> None:
         """Add what another process has of it."""
@@ -110,6 +111,10 @@ class UpstreamCounts(msgspec.Struct):
         self.shadow_differed += other.shadow_differed
         self.shadow_sooner_s += other.shadow_sooner_s
         self.unsaved_slots += other.unsaved_slots
+        self.events = {
+            what: self.events.get(what, 0) + other.events.get(what, 0)
+            for what in self.events | other.events
+        }
         self.dialect = self.dialect or other.dialect
         self.trust = self.trust or other.trust
         self.draining = self.draining or other.draining

@@ -63,14 +63,26 @@ class Attendant:
         wait_s = _AGAIN_S
         while True:
             try:
-                if self._is_up():
+                if self.is_up:
                     await self._look()
                     wait_s = self._poll_s
             except (EngineError, TimeoutError):  # the requests say that it is down, not we
                 wait_s = min(_LATEST_AGAIN_S, 2.0 * wait_s)
             await asyncio.sleep(wait_s)
 
-    def _is_up(self) -> bool:
+    @property
+    def dialect(self) -> Dialect | None:
+        """What it speaks, once that is known."""
+        return self._dialect
+
+    async def told(self, call: Call) -> bytes | None:
+        """Its answer's body; None where it says no. Raises EngineError or TimeoutError."""
+        status, body = await self._ask(call, self._dialect or DIALECTS["openai"])
+        return body if status == 200 else None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it may be asked."""
         return self._worker.breaker.is_closed and not self._worker.is_draining
 
     async def _look(self) -> None:

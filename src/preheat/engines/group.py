@@ -14,6 +14,7 @@ from preheat.core.breaker import Breaker, RetryBudget
 from preheat.core.router import Ask, Router
 from preheat.engines.attendant import Attendant
 from preheat.engines.followers import Followers
+from preheat.engines.kv_hearing import Hearing
 from preheat.engines.placement import Placement, Whose
 from preheat.engines.slot_seats import SlotFolders, SlotRules, SlotSeats
 from preheat.engines.worker import (
@@ -76,12 +77,14 @@ class Group:
         rules: Rules,
         router: Router | None = None,
         care: Care | None = None,
+        hearing: Hearing | None = None,
         probe_headers: Headers = (),
         on_event: OnEvent | None = None,
     ) -> None:
         self._name = name
         self._router = router
         self._care = care
+        self._hearing = hearing
         self._followers = None if router is None else Followers(router)
         self._folders = SlotFolders(SlotRules() if care is None else care.slots)
         self._is_started = False
@@ -118,6 +121,8 @@ class Group:
         self._budget.earn()
         whose = Whose(tenant, session, is_over)
         ask = self._ask_of(body, whose)
+        if self._hearing is not None and ask is not None:
+            ask = await self._hearing.with_tokens(ask, body)
         chosen = self._choose((), ask, whose, only_well=False)
         if chosen is None:
             raise self._none_left()
@@ -170,6 +175,8 @@ class Group:
                 worker, router, care.dialect, care.api_key, care.poll_s, self._on_event
             )
             self._attendants[worker] = attendant, self._own(attendant.run())
+        if self._hearing is not None and router is not None:
+            self._hearing.follow({one: own[0] for one, own in self._attendants.items()}, router)
 
     @property
     def is_ready(self) -> bool:
@@ -227,6 +234,8 @@ class Group:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._hearing is not None:
+            await self._hearing.aclose()
         await asyncio.gather(*(one.aclose() for one in (*self._workers, *self._leaving)))
 
     @property
@@ -259,6 +268,7 @@ class Group:
             unsaved_slots=0 if keeper is None else keeper.unsaved,
             dialect="" if attended is None else attended[0].known.dialect,
             known=self._router.known(worker.number, now),
+            events=None if self._hearing is None else self._hearing.counts(worker),
         )
 
     # choosing

@@ -74,7 +74,7 @@ class KvFeed:
         queue: int = _QUEUE,
         replay_step_s: float = _REPLAY_STEP_S,
     ) -> None:
-        self._zmq = _zmq()
+        self._zmq = load_zmq()
         self.meeting = meet(endpoint, host, rank)
         self._replay_address = meet(replay_endpoint, host, rank).address if replay_endpoint else ""
         self._topic = topic
@@ -232,7 +232,8 @@ class KvFeed:
             ) from error
 
 
-def _zmq() -> ModuleType:
+def load_zmq() -> ModuleType:
+    """The library. Raises ConfigError where it isn't installed."""
     try:
         import_module("zmq.asyncio")
         return import_module("zmq")

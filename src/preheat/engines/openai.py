@@ -9,6 +9,7 @@ from preheat.core.breaker import Breaker
 from preheat.core.router import Router
 from preheat.core.routing import RoutingPolicy
 from preheat.engines.group import Care, Group, Rules
+from preheat.engines.kv_hearing import Hearing
 from preheat.engines.worker import HttpClient, OnEvent, WorkerState
 from preheat.errors import ConfigError
 from preheat.transport.client import Client, Response, Timeouts
@@ -31,6 +32,7 @@ class OpenAi:
         routing: RoutingPolicy | None = None,
         shadow: RoutingPolicy | None = None,
         care: Care | None = None,
+        hearing: Hearing | None = None,
         inject_usage: bool = True,
         on_event: OnEvent | None = None,
     ) -> None:
@@ -51,6 +53,7 @@ class OpenAi:
             rules=rules or Rules(),
             router=None if routing is None else Router(routing, shadow=shadow),
             care=care,
+            hearing=hearing,
             probe_headers=self._key,
             on_event=on_event,
         )

@@ -12,6 +12,7 @@ import msgspec
 
 from preheat.core.breaker import Breaker
 from preheat.core.router import Known
+from preheat.engines.kv_feed import FeedCounts
 from preheat.engines.slot_seats import SlotSeats
 from preheat.errors import EngineError
 from preheat.transport.client import Response
@@ -54,7 +55,7 @@ class HttpClient(Protocol):
 class WorkerState(msgspec.Struct, frozen=True):
     """A worker as an operator sees it. `is_up`: it isn't left alone for its failures; `retries`
     were answered by others instead. `dialect` is what it said it is; `known` is the router's, where it
-    is one of several. So many `unsaved_slots` would be lost with its process; a draining one's are being
+    is one of several. `events` is what was heard of its KV events. So many `unsaved_slots` would be lost with its process; a draining one's are being
     written to files."""
 
     name: str
@@ -68,6 +69,7 @@ class WorkerState(msgspec.Struct, frozen=True):
     dialect: str = ""
     known: Known | None = None
     unsaved_slots: int = 0
+    events: FeedCounts | None = None
 
 
 class Worker:

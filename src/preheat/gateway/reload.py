@@ -118,7 +118,10 @@ class Reload:
 
 
 def _is_same_group(old: EngineSettings, new: EngineSettings) -> bool:
-    """Whether nothing but the addresses of a group differ."""
+    """Whether nothing but the addresses of a group differ, and where each one's events are heard is no
+    matter of their order."""
+    if len(new.kv_events) > 1 and old.urls != new.urls:
+        return False
     fields = set(EngineSettings.__struct_fields__) - _OF_THE_GROUP
     return all(getattr(old, field) == getattr(new, field) for field in fields) and (
         old == new or new.kind == "openai"

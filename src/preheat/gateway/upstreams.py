@@ -173,6 +173,7 @@ class Upstreams:
                     shadow_differed=known.shadow_differed,
                     shadow_sooner_s=known.shadow_sooner_s,
                     unsaved_slots=state.unsaved_slots,
+                    events={} if state.events is None else msgspec.structs.asdict(state.events),
                 )
         return found
 

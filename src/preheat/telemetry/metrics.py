@@ -165,7 +165,14 @@ class _Collector:
             "How much sooner first tokens were expected here than where that rule would have sent them.",
             labels=labels,
         )
+        events = CounterMetricFamily(
+            "preheat_upstream_kv_events",
+            "Messages of its KV events, by what became of them.",
+            labels=[*labels, "of"],
+        )
         for name, counts in self._counted.upstreams.items():
+            for what, count in counts.events.items():
+                events.add_metric([name, what], count)
             if counts.up is not None:
                 up.add_metric([name], counts.up)
                 in_flight.add_metric([name], counts.in_flight)
@@ -180,7 +187,7 @@ class _Collector:
             shadow.add_metric([name, "same"], counts.shadow_agreed)
             shadow.add_metric([name, "other"], counts.shadow_differed)
             sooner.add_metric([name], counts.shadow_sooner_s)
-        yield from (up, in_flight, failures, retries, queue, tokens, shadow, sooner)
+        yield from (up, in_flight, failures, retries, queue, tokens, shadow, sooner, events)
 
 
 _TOTALS: Final = {

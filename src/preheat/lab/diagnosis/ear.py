@@ -8,9 +8,9 @@ from typing import Any, Final, Self
 import msgspec
 
 from preheat.core.kv_events import Stored
-from preheat.engines.kv_feed import Meeting
 from preheat.errors import ConfigError
 from preheat.wire.kv_events import MOST_BYTES, EventsError, read_batch, read_live
+from preheat.wire.kv_places import Meeting
 
 _MOST_MESSAGES: Final = 1_000
 _MOST_BLOCKS: Final = 4_096

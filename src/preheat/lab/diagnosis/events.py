@@ -6,13 +6,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from preheat.engines.kv_feed import Meeting, meet
 from preheat.lab.diagnosis import remedies
 from preheat.lab.diagnosis.ear import Block, Ear, Heard
 from preheat.lab.diagnosis.facts import Facts
 from preheat.lab.diagnosis.server import Server, chat
 from preheat.lab.doctor.finding import Finding
 from preheat.lab.doctor.peer import shown
+from preheat.wire.kv_places import Meeting, meet
 
 _MEET_S: Final = 2.0
 """Reconnects are 100 ms apart."""

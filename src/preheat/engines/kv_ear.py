@@ -1,0 +1,185 @@
+"""One server's KV events, from whoever hears them to the index."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+
+from preheat.core.kv_events import (
+    Batch,
+    Cleared,
+    Joined,
+    Lost,
+    Restarted,
+    Step,
+    Stored,
+    Sure,
+    Unsure,
+    in_pieces,
+)
+from preheat.core.kv_names import KvNames
+from preheat.core.router import Router
+from preheat.core.told import ToldResidency
+from preheat.engines.kv_feed import FeedCounts, OnStep
+from preheat.engines.worker import OnEvent, Worker
+from preheat.errors import ConfigError
+
+_MOST_WAITING: Final = 1_024
+"""Steps that wait to be taken. What comes then is lost, and counted so."""
+_PIECE_BLOCKS: Final = 64
+"""Taken at once: half a millisecond."""
+_AGE_S: Final = 1.0
+_AGAIN_S: Final = 30.0
+_QUIET_S: Final = 10.0
+"""Between two log lines of one kind; the counts tell of all."""
+_MOST_EARLY: Final = 64
+
+
+class Source(Protocol):
+    """Whoever hears the events: a feed of ours, or another process."""
+
+    @property
+    def counts(self) -> FeedCounts:
+        """What came of it so far."""
+
+    async def run(self) -> None:
+        """Tell each step, until cancelled. Raises ConfigError where the address can't be used."""
+
+
+Hear = Callable[[OnStep], Source]
+
+
+class KvEar:
+    """Keeps what the index knows of one worker in step with what the worker tells.
+
+    Nothing is known of it by tokens before its first block has told how large its blocks are.
+    """
+
+    def __init__(
+        self, worker: Worker, router: Router, names: KvNames, hear: Hear, on_event: OnEvent
+    ) -> None:
+        self._worker = worker
+        self._router = router
+        self._names = names
+        self._on_event = on_event
+        self._source = hear(self._note)
+        self._told: ToldResidency | None = None
+        self._early: deque[Step] = deque(maxlen=_MOST_EARLY)
+        self._steps: asyncio.Queue[Step] = asyncio.Queue()
+        self._overflowed = 0
+        self._is_full = False
+        self._quiet_until: dict[str, float] = {}
+
+    @property
+    def counts(self) -> FeedCounts:
+        """What was heard so far."""
+        counts = self._source.counts
+        return msgspec.structs.replace(counts, lost=counts.lost + self._overflowed)
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._hear())
+            tasks.create_task(self._take_all())
+
+    async def _hear(self) -> None:
+        while True:
+            try:
+                await self._source.run()
+            except ConfigError as error:
+                self._say("kv-events-refused", why=str(error))
+            except Exception as bug:  # noqa: BLE001  one server's events mustn't stop another's
+                self._say("kv-events-refused", why=f"a defect of ours: {type(bug).__name__}")
+            await asyncio.sleep(_AGAIN_S)
+
+    def _note(self, step: Step) -> None:
+        if self._steps.qsize() < _MOST_WAITING:
+            self._is_full = False
+        elif self._is_full:
+            self._overflowed += 1
+            return
+        else:
+            self._is_full = True
+            self._overflowed += 1
+            step = Lost(1)
+        self._steps.put_nowait(step)
+
+    async def _take_all(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(_AGE_S):
+                    step = await self._steps.get()
+            except TimeoutError:
+                if self._told is not None:
+                    change = self._told.aged(time.monotonic())
+                    self._router.index.told(self._worker.number, change)
+                continue
+            self._say_of(step)
+            for piece in in_pieces(step, _PIECE_BLOCKS):
+                self._take(piece)
+                await asyncio.sleep(0)
+
+    def _take(self, step: Step) -> None:
+        told = self._told
+        if told is None:
+            if isinstance(step, Restarted):
+                self._early.clear()
+            self._early.append(step)
+            if not self._is_sized(step):
+                return
+            told = self._told = ToldResidency(
+                block_tokens=self._names.block_tokens, root=self._names.root
+            )
+            self._router.index.hears(self._worker.number, told)
+            while len(self._early) > 1:
+                self._apply(told, self._early.popleft())
+            self._early.clear()
+        self._apply(told, step)
+
+    def _apply(self, told: ToldResidency, step: Step) -> None:
+        number = self._worker.number
+        self._router.index.told(number, told.take(step, time.monotonic()))
+        if told.is_empty and _may_empty(step):
+            self._router.cleared(number)
+
+    def _is_sized(self, step: Step) -> bool:
+        """Whether it is known by now how large blocks are."""
+        if isinstance(step, Batch):
+            for event in step.events:
+                if isinstance(event, Stored):
+                    self._names.learn_size(event.block_tokens)
+        return bool(self._names.block_tokens)
+
+    def _say_of(self, step: Step) -> None:
+        match step:
+            case Joined():
+                self._say("kv-events-heard", whole=step.whole)
+            case Sure():
+                self._say("kv-events-heard", whole=True)
+            case Restarted():
+                self._say("kv-events-restarted")
+            case Unsure():
+                self._say("kv-events-broken")
+            case Lost():
+                self._say("kv-events-lost", batches=step.batches)
+            case _:
+                pass
+
+    def _say(self, event: str, **fields: object) -> None:
+        now = time.monotonic()
+        if now >= self._quiet_until.get(event, 0.0):
+            self._quiet_until[event] = now + _QUIET_S
+            self._on_event(event, {"worker": self._worker.name, **fields})
+
+
+def _may_empty(step: Step) -> bool:
+    """Whether it may say that all is gone, so that what was sent there is gone, too."""
+    match step:
+        case Restarted():
+            return True
+        case Batch():
+            return any(isinstance(event, Cleared) for event in step.events)
+    return False

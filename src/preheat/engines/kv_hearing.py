@@ -1,0 +1,108 @@
+"""A group of servers that tell what they hold: their events heard, prompts looked up by the same names."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from preheat.core.kv_names import KvNames
+from preheat.core.router import Ask, Router
+from preheat.engines.attendant import Attendant
+from preheat.engines.dialects.calls import Prompt
+from preheat.engines.kv_ear import KvEar, Source
+from preheat.engines.kv_feed import FeedCounts, KvFeed, OnStep, load_zmq
+from preheat.engines.kv_tokens import Answer, PromptTokens
+from preheat.engines.worker import OnEvent, Worker
+from preheat.wire.kv_places import KvPlace, places_of
+
+HearAt = Callable[[str, OnStep], Source]
+"""Whoever hears the events of the server at that url."""
+_SALTLESS: Final = "sglang"
+"""Its events don't name salts."""
+
+
+class Hearing:
+    """One ear a server, and the tokens of prompts."""
+
+    def __init__(self, hear_at: HearAt, names: KvNames, on_event: OnEvent) -> None:
+        self._hear_at = hear_at
+        self._names = names
+        self._on_event = on_event
+        self._tokens = PromptTokens(names, self._tokenise)
+        self._attendants: Mapping[Worker, Attendant] = {}
+        self._ears: dict[Worker, tuple[KvEar, asyncio.Task[None]]] = {}
+        self._turn = 0
+
+    def follow(self, chosen: Mapping[Worker, Attendant], router: Router) -> None:
+        """Listen to these from now on, and to no others."""
+        self._attendants = chosen
+        for worker in [one for one in self._ears if one not in chosen]:
+            self._ears.pop(worker)[1].cancel()
+        for worker in chosen:
+            if worker not in self._ears:
+                self._ears[worker] = self._begun(worker, router)
+
+    def counts(self, worker: Worker) -> FeedCounts | None:
+        """What was heard of it."""
+        heard = self._ears.get(worker)
+        return None if heard is None else heard[0].counts
+
+    async def with_tokens(self, ask: Ask, body: bytes) -> Ask:
+        """The same with the prompt's tokens, where they are known in time."""
+        blocks = await self._tokens.blocks_of(body)
+        if not blocks:
+            return ask
+        size = self._names.block_tokens
+        return msgspec.structs.replace(ask, token_blocks=blocks, block_tokens=size)
+
+    async def aclose(self) -> None:
+        """Listen no more."""
+        tasks = [task for _, task in self._ears.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, self._tokens.aclose(), return_exceptions=True)
+
+    def _begun(self, worker: Worker, router: Router) -> tuple[KvEar, asyncio.Task[None]]:
+        def hear(on_step: OnStep) -> Source:
+            return self._hear_at(worker.url, on_step)
+
+        ear = KvEar(worker, router, self._names, hear, self._on_event)
+        return ear, asyncio.get_running_loop().create_task(ear.run(), name="kv-events")
+
+    async def _tokenise(self, prompt: Prompt) -> Answer | None:
+        """Asked of those that are up in turn."""
+        able = [one for one in self._attendants.values() if one.is_up and one.dialect is not None]
+        if not able:
+            return None
+        self._turn = (self._turn + 1) % len(able)
+        attendant = able[self._turn]
+        dialect = attendant.dialect
+        assert dialect is not None
+        if prompt.salt and dialect.name == _SALTLESS:
+            return None
+        call = dialect.tokenise(prompt)
+        body = None if call is None else await attendant.told(call)
+        return None if body is None else (dialect, body)
+
+
+def feeds_at(urls: Sequence[str], events: Sequence[str], replays: Sequence[str]) -> HearAt:
+    """Feeds of our own; urls that come later have one pattern for all. Raises ConfigError where that needs
+    what isn't installed."""
+    load_zmq()
+    places = places_of(urls, events, replays)
+
+    def hear_at(url: str, on_step: OnStep) -> Source:
+        return feed_at(places.get(url) or places_of([url], events, replays)[url], on_step)
+
+    return hear_at
+
+
+def feed_at(place: KvPlace, on_step: OnStep) -> KvFeed:
+    """A feed of our own."""
+    return KvFeed(
+        endpoint=place.endpoint,
+        replay_endpoint=place.replay_endpoint,
+        host=place.host,
+        on_step=on_step,
+    )

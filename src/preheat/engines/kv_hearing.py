@@ -12,7 +12,7 @@ from preheat.engines.attendant import Attendant
 from preheat.engines.dialects.calls import Prompt
 from preheat.engines.kv_ear import KvEar, Source
 from preheat.engines.kv_feed import FeedCounts, KvFeed, OnStep, load_zmq
-from preheat.engines.kv_tokens import Answer, PromptTokens
+from preheat.engines.kv_tokens import WITHIN_S, Answer, PromptTokens
 from preheat.engines.worker import OnEvent, Worker
 from preheat.wire.kv_places import KvPlace, places_of
 
@@ -25,11 +25,13 @@ _SALTLESS: Final = "sglang"
 class Hearing:
     """One ear a server, and the tokens of prompts."""
 
-    def __init__(self, hear_at: HearAt, names: KvNames, on_event: OnEvent) -> None:
+    def __init__(
+        self, hear_at: HearAt, names: KvNames, on_event: OnEvent, within_s: float = WITHIN_S
+    ) -> None:
         self._hear_at = hear_at
         self._names = names
         self._on_event = on_event
-        self._tokens = PromptTokens(names, self._tokenise)
+        self._tokens = PromptTokens(names, self._tokenise, within_s)
         self._attendants: Mapping[Worker, Attendant] = {}
         self._ears: dict[Worker, tuple[KvEar, asyncio.Task[None]]] = {}
         self._turn = 0

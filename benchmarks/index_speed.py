@@ -3,7 +3,8 @@
 A fleet of 8 and of 64 workers, whose index is full of what 50 families of prompts with 48 common and 16 own
 blocks left there. `decision` is hashing (64 blocks of 64 bytes, 16 token ids of 32 bits each), the walk
 along the index and the rule's choice; `body` the same for 32 KB of chat JSON as it comes from a
-client. `booking` comes beside it, when the request is on its way: what was sent is entered, and later
+client. `told` is that body again where all workers tell by events what they hold: its messages are
+hashed, its tokens' blocks (512 of 16) found by them, and those looked up beside its text's. `booking` comes beside it, when the request is on its way: what was sent is entered, and later
 what became of it. The best of all rounds counts for each, as noise only adds.
 """
 
@@ -17,10 +18,15 @@ from collections.abc import Callable
 
 from benchmarks.report import Progress, Result
 from preheat.core.blocks import BLOCK_BYTES, prefix_of
+from preheat.core.kv_events import Moved
+from preheat.core.kv_names import KvNames
 from preheat.core.router import Ask, Router
 from preheat.core.routing import POLICIES
+from preheat.core.token_memo import TokenMemo
 from preheat.core.tokens import token_blocks
+from preheat.core.told import ToldResidency
 from preheat.core.types import Usage
+from preheat.engines.kv_tokens import read
 
 FLEETS = (8, 64)
 FAMILIES, COMMON_BLOCKS, OWN_BLOCKS = 50, 48, 16
@@ -67,7 +73,13 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
             ticket = router.place(Ask("m", blocks, 64, 4_096), allowed, now).ticket
             router.ended(ticket, Usage(256, 8, 0, tells_cached=True), now + 1.0)
 
-        for name, call in (("decision", decide), ("body", decide_body), ("place_and_end", book)):
+        decide_told = told_decision(workers, chance)
+        for name, call in (
+            ("decision", decide),
+            ("body", decide_body),
+            ("place_and_end", book),
+            ("told", decide_told),
+        ):
             progress.say(f"{workers} workers: {name}")
             figures[f"{name}_{workers}_us"] = best_us(call, options.rounds, options.calls)
     text = chat(chance)
@@ -89,6 +101,39 @@ def filled(workers: int, chance: random.Random) -> tuple[Router, float]:
         if chance.random() < 0.8:
             router.ended(ticket, Usage(8_192, 100, ticket.overlap_tokens, tells_cached=True), now)
     return router, now
+
+
+def told_decision(workers: int, chance: random.Random) -> Callable[[], None]:
+    """One whose prompt is held by half of the workers, by their own word, and known by its messages."""
+    router, names, memo = Router(POLICIES["preheat"]()), KvNames(b"secret"), TokenMemo()
+    names.learn_size(BLOCK_TOKENS)
+    body = chat(chance)
+    reading = read(body, names)
+    assert reading is not None
+    blocks = [chance.getrandbits(64) for _ in range(BODY_BYTES // 4 // BLOCK_TOKENS)]
+    memo.learn(reading.digests, blocks)
+    for worker in range(workers):
+        told = ToldResidency(block_tokens=BLOCK_TOKENS, root=names.root)
+        router.index.hears(worker, told)
+        own = [chance.getrandbits(64) for _ in range(OWN_BLOCKS)]
+        held = blocks[: chance.randrange(len(blocks))] if worker % 2 else own
+        router.index.told(worker, told.take(Moved(held, [], "told"), 0.0))
+
+    def decide() -> None:
+        prefix, asked = prefix_of(body, b"tenant"), read(body, names)
+        assert asked is not None
+        known = memo.find(asked.digests).blocks
+        ask = Ask(
+            prefix.model,
+            prefix.blocks,
+            BLOCK_BYTES,
+            prefix.prompt_bytes,
+            token_blocks=known,
+            block_tokens=BLOCK_TOKENS,
+        )
+        router.choose(ask, range(workers), 0.0)
+
+    return decide
 
 
 def chat(chance: random.Random) -> bytes:

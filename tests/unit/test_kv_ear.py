@@ -158,6 +158,8 @@ async def test_without_the_extra_the_start_says_what_to_install(
     monkeypatch.setitem(sys.modules, "zmq.asyncio", None)
     tree = {"urls": ["http://a:1", "http://b:1"], "kv_events": ["tcp://*:5557"]}
     settings = config.check({"engines": {"gpu": tree}})
-    with (tmp_path / "log").open("wb") as file:
-        with pytest.raises(ConfigError, match=r"engines.gpu.kv_events: KV events need pyzmq.*\[kv"):
-            wiring.engine("gpu", settings.engines["gpu"], Log(file))
+    with (
+        (tmp_path / "log").open("wb") as file,
+        pytest.raises(ConfigError, match=r"engines.gpu.kv_events: KV events need pyzmq.*\[kv"),
+    ):
+        wiring.engine("gpu", settings.engines["gpu"], Log(file))

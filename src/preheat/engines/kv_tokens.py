@@ -98,7 +98,7 @@ class PromptTokens:
         rest_bytes = sum(reading.sizes[known.messages :])
         if not rest_bytes:
             return known.blocks
-        flight = self._flight(reading)
+        flight = self._flight(reading, body)
         if flight is not None and rest_bytes > _SMALL_BYTES:
             try:
                 async with asyncio.timeout(self._within_s):
@@ -113,12 +113,14 @@ class PromptTokens:
             flight.cancel()
         await asyncio.gather(*self._flights.values(), return_exceptions=True)
 
-    def _flight(self, reading: Reading) -> asyncio.Task[Sequence[int]] | None:
+    def _flight(self, reading: Reading, body: bytes) -> asyncio.Task[Sequence[int]] | None:
         key = reading.digests[-1]
         flight = self._flights.get(key)
         if flight is not None:
             return flight
         if len(self._flights) >= _MOST_AT_ONCE or time.monotonic() < self._resting_until:
+            return None
+        if any(one in body for one in _MEDIA):
             return None
         flight = asyncio.get_running_loop().create_task(self._learn(reading))
         self._flights[key] = flight
@@ -154,7 +156,7 @@ class PromptTokens:
 
 
 def read(body: bytes, names: KvNames) -> Reading | None:
-    """None where its tokens can't be asked for: it isn't a prompt, or not of text alone."""
+    """None where its tokens can't be asked for."""
     try:
         fields = _BODY.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -178,7 +180,7 @@ def read(body: bytes, names: KvNames) -> Reading | None:
         prompt = Prompt(model=model, ids=fields.prompt, salt=salt)
     else:
         return None
-    if any(getattr(fields, name) for name in _ODD) or any(one in body for one in _MEDIA):
+    if any(getattr(fields, name) for name in _ODD):
         return None
     root = names.asked_root(model, salt)
     parent = xxh3_64_intdigest(b"%b\0%b" % (model.encode(), bytes(fields.tools)), root)

@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -17,7 +16,6 @@ from preheat.core.routing import POLICIES
 from preheat.core.tokens import token_blocks
 from preheat.engines.kv_ear import KvEar
 from preheat.engines.kv_feed import FeedCounts, OnStep
-from preheat.engines.worker import Worker
 from preheat.errors import ConfigError
 from preheat.telemetry.logs import Log
 
@@ -36,8 +34,7 @@ class Rig:
         self.counts = FeedCounts()
         self.tell: OnStep = print
         self.runs: Callable[[], None] = lambda: None
-        worker = cast("Worker", SimpleNamespace(number=1, name="gpu.1"))
-        self.ear = KvEar(worker, self.router, self.names, self.hear, self.note)
+        self.ear = KvEar(1, "gpu.1", self.router, self.names, self.hear, self.note)
 
     def hear(self, on_step: OnStep) -> "Rig":
         self.tell = on_step

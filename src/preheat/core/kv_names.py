@@ -27,10 +27,21 @@ class KvNames:
         if not self.block_tokens:
             self.block_tokens = max(LEAST_TOKENS, engine_block_tokens)
 
+    def adopt(self, secret: bytes, block_tokens: int) -> None:
+        """Another process gives the names; it may be another one than before."""
+        if (secret, block_tokens) != (self._secret, self.block_tokens):
+            self._secret, self.block_tokens = secret, block_tokens
+            self._roots.clear()
+
     def root(self, salt: str, lora_name: str) -> int:
         """Where chains begin of which events tell."""
         self.learn_adapter(lora_name)
         return self._root(salt, lora_name)
+
+    @property
+    def adapters(self) -> list[str]:
+        """All that are known."""
+        return sorted(self._adapters)
 
     def learn_adapter(self, name: str) -> None:
         """It is one."""

@@ -14,6 +14,7 @@ from preheat.core.placing import Candidate, Placing
 from preheat.core.routing import RoutingPolicy
 from preheat.core.slot_ways import Prospect, quickest
 from preheat.core.slots import SlotResidency
+from preheat.core.told import Change, ToldResidency
 from preheat.core.types import Usage
 
 _SESSIONS: Final = 65_536
@@ -347,6 +348,25 @@ class Router:
         others = max(0, waiting - len(lane.waiting))
         lane.reported_s = others * self._miss_s
         lane.reported_at = now
+
+    def hears(self, worker: int, told: ToldResidency) -> None:
+        """It tells by events what it holds from now on."""
+        self.index.hears(worker, told)
+
+    def told(self, worker: int, change: Change) -> None:
+        """What its events have changed."""
+        self.index.told(worker, change)
+
+    def learned(
+        self, worker: int, blocks: Sequence[int], token_blocks: Sequence[int], now: float
+    ) -> None:
+        """Another process of ours has sent a prompt there."""
+        for stay in (
+            self.index.sent(worker, blocks, now),
+            self.index.sent_tokens(worker, token_blocks, now),
+        ):
+            if stay is not None:
+                self.index.ended(stay, now, None)
 
     def cleared(self, worker: int) -> None:
         """Its cache is empty: it was restarted, or reset."""

@@ -21,10 +21,9 @@ from preheat.core.kv_events import (
     in_pieces,
 )
 from preheat.core.kv_names import KvNames
-from preheat.core.router import Router
-from preheat.core.told import ToldResidency
+from preheat.core.told import Change, ToldResidency
 from preheat.engines.kv_feed import FeedCounts, OnStep
-from preheat.engines.worker import OnEvent, Worker
+from preheat.engines.worker import OnEvent
 from preheat.errors import ConfigError
 
 _MOST_WAITING: Final = 1_024
@@ -49,6 +48,19 @@ class Source(Protocol):
         """Tell each step, until cancelled. Raises ConfigError where the address can't be used."""
 
 
+class Index(Protocol):
+    """What is kept in step."""
+
+    def hears(self, worker: int, told: ToldResidency) -> None:
+        """It tells by events what it holds from now on."""
+
+    def told(self, worker: int, change: Change) -> None:
+        """What its events have changed."""
+
+    def cleared(self, worker: int) -> None:
+        """It says that it holds nothing any more."""
+
+
 Hear = Callable[[OnStep], Source]
 
 
@@ -59,10 +71,17 @@ class KvEar:
     """
 
     def __init__(
-        self, worker: Worker, router: Router, names: KvNames, hear: Hear, on_event: OnEvent
+        self,
+        number: int,
+        name: str,
+        index: Index,
+        names: KvNames,
+        hear: Hear,
+        on_event: OnEvent,
     ) -> None:
-        self._worker = worker
-        self._router = router
+        self._number = number
+        self._name = name
+        self._index = index
         self._names = names
         self._on_event = on_event
         self._source = hear(self._note)
@@ -115,7 +134,7 @@ class KvEar:
             except TimeoutError:
                 if self._told is not None:
                     change = self._told.aged(time.monotonic())
-                    self._router.index.told(self._worker.number, change)
+                    self._index.told(self._number, change)
                 continue
             self._say_of(step)
             for piece in in_pieces(step, _PIECE_BLOCKS):
@@ -133,17 +152,16 @@ class KvEar:
             told = self._told = ToldResidency(
                 block_tokens=self._names.block_tokens, root=self._names.root
             )
-            self._router.index.hears(self._worker.number, told)
+            self._index.hears(self._number, told)
             while len(self._early) > 1:
                 self._apply(told, self._early.popleft())
             self._early.clear()
         self._apply(told, step)
 
     def _apply(self, told: ToldResidency, step: Step) -> None:
-        number = self._worker.number
-        self._router.index.told(number, told.take(step, time.monotonic()))
+        self._index.told(self._number, told.take(step, time.monotonic()))
         if told.is_empty and _may_empty(step):
-            self._router.cleared(number)
+            self._index.cleared(self._number)
 
     def _is_sized(self, step: Step) -> bool:
         """Whether it is known by now how large blocks are."""
@@ -172,7 +190,7 @@ class KvEar:
         now = time.monotonic()
         if now >= self._quiet_until.get(event, 0.0):
             self._quiet_until[event] = now + _QUIET_S
-            self._on_event(event, {"worker": self._worker.name, **fields})
+            self._on_event(event, {"worker": self._name, **fields})
 
 
 def _may_empty(step: Step) -> bool:

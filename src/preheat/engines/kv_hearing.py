@@ -69,7 +69,7 @@ class Hearing:
         def hear(on_step: OnStep) -> Source:
             return self._hear_at(worker.url, on_step)
 
-        ear = KvEar(worker, router, self._names, hear, self._on_event)
+        ear = KvEar(worker.number, worker.name, router, self._names, hear, self._on_event)
         return ear, asyncio.get_running_loop().create_task(ear.run(), name="kv-events")
 
     async def _tokenise(self, prompt: Prompt) -> Answer | None:

@@ -241,39 +241,40 @@ def test_a_block_is_here_while_any_medium_has_it() -> None:
 def test_an_engine_that_keeps_copies_holds_a_block_while_it_has_one() -> None:
     """vLLM computes the last block of a prompt of whole blocks again each time it is asked for."""
     prompt = ids(list(range(2 * BLOCK)))
-    again = stored(2, parent=1, first=BLOCK)
-    told = ToldResidency(block_tokens=BLOCK, root=root, has_twins=True)
-    tell(told, stored(1, 2), again, again, Removed([2]), Removed([2]))
+    again, gone = stored(2, parent=1, first=BLOCK, group=0), Removed([2], group=0)
+    told = residency()
+    tell(told, stored(1, 2, group=0), again, again, gone, gone)
     assert told.holds(prompt) == 2
-    tell(told, Removed([2]))
+    tell(told, gone)
     assert told.holds(prompt) == 1
-    tell(told, again, Removed([2]), Removed([2]))
+    tell(told, again, gone, gone)
     assert told.holds(prompt) == 1
 
-    same = residency()
-    tell(same, stored(1, 2), again, Removed([2]))
+    same = residency()  # SGLang names no groups, and keeps no copies
+    tell(same, stored(1, 2), stored(2, parent=1, first=BLOCK), Removed([2]))
     assert same.holds(prompt) == 1
 
 
 def test_copies_are_forgotten_with_all_else_and_by_doubt() -> None:
     prompt = ids(list(range(BLOCK)))
+    one, gone = stored(1, group=0), Removed([1], group=0)
     for between in (Cleared(), Lost(1), Restarted()):
-        told = ToldResidency(block_tokens=BLOCK, root=root, has_twins=True)
-        tell(told, stored(1), stored(1))
+        told = residency()
+        tell(told, one, one)
         if isinstance(between, Cleared):
             tell(told, between)
         else:
             told.take(between, 0.0)
-        tell(told, stored(1))
+        tell(told, one)
         assert told.holds(prompt) == 1
-        tell(told, Removed([1]))
+        tell(told, gone)
         assert told.holds(prompt) == 0
-    told = ToldResidency(block_tokens=BLOCK, root=root, has_twins=True)
-    tell(told, stored(1), stored(1), rank=0)
-    tell(told, stored(1), rank=1)
+    told = residency()
+    tell(told, one, one, rank=0)
+    tell(told, one, rank=1)
     tell(told, Cleared(), rank=0)
     assert told.holds(prompt) == 1
-    tell(told, Removed([1]), rank=1)
+    tell(told, gone, rank=1)
     assert told.holds(prompt) == 0
 
 

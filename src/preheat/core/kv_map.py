@@ -35,18 +35,15 @@ class KvMap:
     `root(salt, lora_name)`; blocks may be of any size on either side.
 
     A block is held while any medium, or any data-parallel rank of the same stream, has it. One whose
-    parent isn't known is set aside until that comes, with what is said of it meanwhile. `has_twins`:
-    the engine may keep several copies of one block, and tells of each when it comes and goes (vLLM);
-    else a block that is stored again is the same one.
+    parent isn't known is set aside until that comes, with what is said of it meanwhile.
+
+    vLLM may keep several copies of one block, and tells of each when it comes and goes (0.32,
+    `BlockPool`). It alone names groups of layers, so copies are counted where one is named; elsewhere a
+    block that is stored again is the same one.
     """
 
     def __init__(
-        self,
-        *,
-        block_tokens: int,
-        root: Callable[[str, str], int],
-        most_blocks: int,
-        has_twins: bool = False,
+        self, *, block_tokens: int, root: Callable[[str, str], int], most_blocks: int
     ) -> None:
         self.over = 0
         """Blocks that weren't noted: for want of room, or because their parent never came."""
@@ -56,7 +53,6 @@ class KvMap:
         self._block_tokens = block_tokens
         self._root = root
         self._most_blocks = most_blocks
-        self._has_twins = has_twins
         self._known: dict[int, _Known] = {}
         self._held: dict[int, int] = {}  # ours → how many of the engine's say so
         self._places: dict[tuple[int, str, int | None], int] = {}
@@ -164,7 +160,7 @@ class KvMap:
                     self.over += len(event.block_hashes) - number
                     return
                 known = self._add(name, _Known(ids, last, rest, 0, self.epoch))
-            elif self._has_twins:
+            elif event.group is not None:
                 self._count_twin(known, place)
             known.places |= place
             known.epoch = self.epoch

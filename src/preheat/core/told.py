@@ -52,7 +52,6 @@ class ToldResidency:
     connection is broken, or answers find less.
 
     One of these per stream. A data-parallel rank with a stream of its own is a worker of its own.
-    `has_twins`: see `KvMap`.
     """
 
     def __init__(
@@ -61,13 +60,10 @@ class ToldResidency:
         block_tokens: int,
         root: Callable[[str, str], int],
         most_blocks: int = _MOST_BLOCKS,
-        has_twins: bool = False,
     ) -> None:
         self.capacity_blocks = most_blocks
         self.life = 0  # what a restart takes, its events take: nobody's hold is void before
-        self._map = KvMap(
-            block_tokens=block_tokens, root=root, most_blocks=most_blocks, has_twins=has_twins
-        )
+        self._map = KvMap(block_tokens=block_tokens, root=root, most_blocks=most_blocks)
         self._hopes = Hopes(most_blocks)
         self._dashed: set[int] = set()  # hopes that ended, until that is reported
         self._is_whole = False

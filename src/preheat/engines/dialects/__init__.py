@@ -32,8 +32,7 @@ class Dialect(Protocol):
 
     `priority_lower_first` is None where there are no priorities, `salt_field` where there is no
     salt. `shares_running`: requests under way share their prefix with others; None where nobody
-    knows. `has_twins`: it may keep several copies of one block, and its events tell of each.
-    `block_tokens` is the usual one where a server doesn't say, `least_tokens` the length
+    knows. `block_tokens` is the usual one where a server doesn't say, `least_tokens` the length
     under which it keeps nothing.
     """
 
@@ -41,7 +40,6 @@ class Dialect(Protocol):
     priority_lower_first: bool | None
     salt_field: str | None
     shares_running: bool | None
-    has_twins: bool
     block_tokens: int
     least_tokens: int
 

@@ -32,7 +32,6 @@ class OpenAi:
     priority_lower_first: bool | None = None
     salt_field: str | None = None
     shares_running: bool | None = None
-    has_twins: bool = False
     block_tokens: int = 128
     least_tokens: int = 1_024
 

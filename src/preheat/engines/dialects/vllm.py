@@ -48,7 +48,6 @@ class Vllm(OpenAi):
     priority_lower_first = True
     salt_field = "cache_salt"
     shares_running = True
-    has_twins = True
     block_tokens = 16  # 128 on a CPU
     least_tokens = 0
 

@@ -25,7 +25,8 @@ from preheat.core.stats import Counters
 from preheat.engines import ENGINES, Engine
 from preheat.engines.child import Address, settings_of, sha256_of
 from preheat.engines.group import Care, Rules
-from preheat.engines.kv_hearing import Hearing, feeds_at
+from preheat.engines.kv_hearing import Hearing, heard_at
+from preheat.engines.kv_link import LearnerAt, LearnerLink
 from preheat.engines.slot_seats import SlotRules
 from preheat.engines.worker import OnEvent
 from preheat.errors import ConfigError
@@ -211,8 +212,10 @@ def engine(
     log: Log,
     where: Where | None = None,
     secret: bytes = b"",
+    learner: LearnerAt | None = None,
 ) -> tuple[Engine, str]:
-    """The engine, and what names the model behind it where that can be known. `secret` is the machine's.
+    """The engine, and what names the model behind it where that can be known. `secret` is the machine's,
+    `learner` where there are several worker processes.
 
     `where` tells where an embedded engine answers that another process of ours has started.
     """
@@ -237,6 +240,10 @@ def engine(
     variable = settings.api_key_env
     key = f"engines.{name}.api_key_env"
     api_key = config.secret_from(variable, key, config.environment()) if variable else ""
+    names = KvNames(secrets.token_bytes(16))
+    link = None
+    if learner is not None:
+        link = LearnerLink(learner.path, name, names, on_event, reports=learner.reports)
     made = make(
         name,
         config.upstreams_of(settings),
@@ -251,7 +258,8 @@ def engine(
         if settings.shadow.name == "off"
         else build(f"engines.{name}.shadow", settings.shadow, routing.POLICIES),
         care=_care(settings, api_key, secret) if settings.poll_s else None,
-        hearing=_hearing(name, settings, on_event),
+        hearing=_hearing(name, settings, names, link, on_event),
+        link=link,
         inject_usage=settings.inject_usage,
         on_event=on_event,
     )
@@ -274,15 +282,28 @@ def _care(settings: EngineSettings, api_key: str, secret: bytes) -> Care:
     return Care(settings.dialect, api_key, settings.poll_s, slots)
 
 
-def _hearing(name: str, settings: EngineSettings, on_event: OnEvent) -> Hearing | None:
+def _hearing(
+    name: str,
+    settings: EngineSettings,
+    names: KvNames,
+    link: LearnerLink | None,
+    on_event: OnEvent,
+) -> Hearing | None:
     """Who hears the KV events of a group, where they are to be heard."""
     if not settings.kv_events:
         return None
     try:
-        hear_at = feeds_at(config.upstreams_of(settings), settings.kv_events, settings.kv_replay)
+        urls = config.upstreams_of(settings)
+        hear_at = heard_at(urls, settings.kv_events, settings.kv_replay, link)
     except ConfigError as error:
         raise ConfigError(f"engines.{name}.kv_events: {error}") from None
-    return Hearing(hear_at, KvNames(secrets.token_bytes(16)), on_event)
+    return Hearing(
+        hear_at, names, on_event if link is None else _ignore
+    )  # the learner logs for all
+
+
+def _ignore(_event: str, _fields: dict[str, object]) -> None:
+    """Said elsewhere."""
 
 
 def tenant_keys(settings: Settings) -> dict[str, str]:

@@ -17,7 +17,7 @@ from preheat.core.kv_names import KvNames
 from preheat.core.routing import POLICIES
 from preheat.core.types import Usage
 from preheat.engines.group import Care
-from preheat.engines.kv_hearing import Hearing, feeds_at
+from preheat.engines.kv_hearing import Hearing, heard_at
 from preheat.engines.openai import OpenAi
 from preheat.engines.worker import WorkerState
 
@@ -37,7 +37,7 @@ class Fleet:
         self._folder, self._replays = folder, replays
         self.publishers = [self.publisher(at) for at in range(2)]
         self.ends = [[f"ipc://{folder}/{what}{at}" for at in range(2)] for what in ("kv", "re")]
-        hear_at = feeds_at(self.urls, self.ends[0], self.ends[1] if replays else [])
+        hear_at = heard_at(self.urls, self.ends[0], self.ends[1] if replays else [])
         self.group = OpenAi(
             "gpu",
             self.urls,

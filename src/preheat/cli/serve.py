@@ -24,8 +24,10 @@ names the keys. docs/settings.md says for each setting what applies it.
 
 import argparse
 import asyncio
+import contextlib
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -183,6 +185,25 @@ def _children(settings: config.Settings, log: "Log") -> "list[Child]":
     return [Child("request-log", [*command, "--roll-s", str(settings.log.roll_s)], log)]
 
 
+def _learner(path: str, log: "Log") -> "list[Child]":
+    """The process that hears the servers' events for several workers; none where nothing is to be heard."""
+    if not path:
+        return []
+    from preheat.host.child import Child
+
+    command = [sys.executable, "-P", "-m", "preheat.host.learner", "--lifeline-fd", "0"]
+    return [Child("learner", [*command, "--socket", path], log)]
+
+
+def _learner_path(settings: config.Settings, stack: contextlib.ExitStack) -> str:
+    """Where it is to listen: in a folder that only its owner may enter."""
+    is_wanted = any(len(config.upstreams_of(one)) > 1 for one in settings.engines.values())
+    if settings.listen.workers < 2 or not is_wanted:
+        return ""
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="preheat-"))
+    return f"{folder}/learner.sock"
+
+
 async def _serve(settings: config.Settings, options: argparse.Namespace) -> int:
     # Imported here so that --help and mistakes in the settings are quick.
     from preheat.host.stderr import log_to_stderr
@@ -200,13 +221,16 @@ async def _serve(settings: config.Settings, options: argparse.Namespace) -> int:
 
     log = log_to_stderr()
     try:
-        supervisor = Supervisor(
-            settings,
-            lambda: _read(options),
-            log,
-            keeper=_keeper(settings, log),
-            children=_children(settings, log),
-        )
-        return await supervisor.run(on_listening, once=options.once)
+        with contextlib.ExitStack() as stack:
+            learner = _learner_path(settings, stack)
+            supervisor = Supervisor(
+                settings,
+                lambda: _read(options),
+                log,
+                keeper=_keeper(settings, log),
+                children=[*_children(settings, log), *_learner(learner, log)],
+                learner=learner,
+            )
+            return await supervisor.run(on_listening, once=options.once)
     finally:
         log.close()

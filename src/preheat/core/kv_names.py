@@ -19,7 +19,7 @@ class KvNames:
     def __init__(self, secret: bytes) -> None:
         self.block_tokens = 0
         self._secret = secret
-        self._adapters: set[str] = set()
+        self._adapters: dict[str, None] = {}
         self._roots: Memo[tuple[str, str], int] = Memo(_ROOTS)
 
     def learn_size(self, engine_block_tokens: int) -> None:
@@ -40,13 +40,13 @@ class KvNames:
 
     @property
     def adapters(self) -> list[str]:
-        """All that are known."""
-        return sorted(self._adapters)
+        """All that are known, the newest last."""
+        return list(self._adapters)
 
     def learn_adapter(self, name: str) -> None:
         """It is one."""
         if name and len(self._adapters) < _ADAPTERS:
-            self._adapters.add(name)
+            self._adapters[name] = None
 
     def asked_root(self, model: str, salt: str) -> int:
         """Where the chain of a prompt begins: a server takes an adapter's name for a model's."""

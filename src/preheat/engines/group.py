@@ -15,6 +15,7 @@ from preheat.core.router import Ask, Router
 from preheat.engines.attendant import Attendant
 from preheat.engines.followers import Followers
 from preheat.engines.kv_hearing import Hearing
+from preheat.engines.kv_link import LearnerLink
 from preheat.engines.placement import Placement, Whose
 from preheat.engines.slot_seats import SlotFolders, SlotRules, SlotSeats
 from preheat.engines.worker import (
@@ -78,6 +79,7 @@ class Group:
         router: Router | None = None,
         care: Care | None = None,
         hearing: Hearing | None = None,
+        link: LearnerLink | None = None,
         probe_headers: Headers = (),
         on_event: OnEvent | None = None,
     ) -> None:
@@ -85,6 +87,7 @@ class Group:
         self._router = router
         self._care = care
         self._hearing = hearing
+        self._link = link
         self._followers = None if router is None else Followers(router)
         self._folders = SlotFolders(SlotRules() if care is None else care.slots)
         self._is_started = False
@@ -175,6 +178,8 @@ class Group:
                 worker, router, care.dialect, care.api_key, care.poll_s, self._on_event
             )
             self._attendants[worker] = attendant, self._own(attendant.run())
+        if self._link is not None and router is not None and chosen:
+            self._link.start(self._on_sent_elsewhere)
         if self._hearing is not None and router is not None:
             self._hearing.follow({one: own[0] for one, own in self._attendants.items()}, router)
 
@@ -236,6 +241,8 @@ class Group:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._hearing is not None:
             await self._hearing.aclose()
+        if self._link is not None:
+            await self._link.aclose()
         await asyncio.gather(*(one.aclose() for one in (*self._workers, *self._leaving)))
 
     @property
@@ -299,6 +306,8 @@ class Group:
         route = router.place(ask, [one.number for one in well], now)
         number = route.ticket.worker
         worker = next(one for one in well if one.number == number)
+        if self._link is not None:
+            self._link.sent(worker.url, ask.blocks, ask.token_blocks)
         return worker, Placement(router, route, followers, whose, self._end_session)
 
     def _well(self, tried: Sequence[Worker], now: float) -> list[Worker]:
@@ -442,6 +451,14 @@ class Group:
                     await asyncio.sleep(_LOOK_S)
         await worker.aclose()
         self._leaving.discard(worker)
+
+    def _on_sent_elsewhere(
+        self, url: str, blocks: Sequence[int], token_blocks: Sequence[int]
+    ) -> None:
+        """Another process of ours has sent that prompt to that server."""
+        worker = next((one for one in self._workers if one.url == url), None)
+        if worker is not None and self._router is not None:
+            self._router.learned(worker.number, blocks, token_blocks, time.monotonic())
 
     def _end_session(self, whose: Whose) -> None:
         self._own(self.over(whose.tenant, whose.session))

@@ -12,12 +12,13 @@ from preheat.engines.attendant import Attendant
 from preheat.engines.dialects.calls import Prompt
 from preheat.engines.kv_ear import KvEar, Source
 from preheat.engines.kv_feed import FeedCounts, KvFeed, OnStep, load_zmq
+from preheat.engines.kv_link import LearnerLink
 from preheat.engines.kv_tokens import WITHIN_S, Answer, PromptTokens
 from preheat.engines.worker import OnEvent, Worker
 from preheat.wire.kv_places import KvPlace, places_of
 
-HearAt = Callable[[str, OnStep], Source]
-"""Whoever hears the events of the server at that url."""
+HearAt = Callable[[str, str, OnStep], Source]
+"""Whoever hears the events of the server at that url, which has that name in the log."""
 _SALTLESS: Final = "sglang"
 """Its events don't name salts."""
 
@@ -67,7 +68,7 @@ class Hearing:
 
     def _begun(self, worker: Worker, router: Router) -> tuple[KvEar, asyncio.Task[None]]:
         def hear(on_step: OnStep) -> Source:
-            return self._hear_at(worker.url, on_step)
+            return self._hear_at(worker.url, worker.name, on_step)
 
         ear = KvEar(worker.number, worker.name, router, self._names, hear, self._on_event)
         return ear, asyncio.get_running_loop().create_task(ear.run(), name="kv-events")
@@ -88,14 +89,20 @@ class Hearing:
         return None if body is None else (dialect, body)
 
 
-def feeds_at(urls: Sequence[str], events: Sequence[str], replays: Sequence[str]) -> HearAt:
-    """Feeds of our own; urls that come later have one pattern for all. Raises ConfigError where that needs
-    what isn't installed."""
+def heard_at(
+    urls: Sequence[str],
+    events: Sequence[str],
+    replays: Sequence[str],
+    link: LearnerLink | None = None,
+) -> HearAt:
+    """By feeds of our own, or by the learner where there is one. Urls that come later have one pattern for
+    all. Raises ConfigError where that needs what isn't installed."""
     load_zmq()
     places = places_of(urls, events, replays)
 
-    def hear_at(url: str, on_step: OnStep) -> Source:
-        return feed_at(places.get(url) or places_of([url], events, replays)[url], on_step)
+    def hear_at(url: str, name: str, on_step: OnStep) -> Source:
+        place = places.get(url) or places_of([url], events, replays)[url]
+        return feed_at(place, on_step) if link is None else link.hear_at(place, url, name, on_step)
 
     return hear_at
 

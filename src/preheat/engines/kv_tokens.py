@@ -184,7 +184,9 @@ def read(body: bytes, names: KvNames) -> Reading | None:
         return None
     root = names.asked_root(model, salt)
     # Where another process gives the names, the unit may change: what was in the old one isn't found.
-    parent = xxh3_64_intdigest(b"%b\0%b" % (model.encode(), bytes(fields.tools)), root ^ names.block_tokens)
+    parent = xxh3_64_intdigest(
+        b"%b\0%b" % (model.encode(), bytes(fields.tools)), root ^ names.block_tokens
+    )
     digests, sizes = [], []
     for piece in pieces:
         parent = xxh3_64_intdigest(bytes(piece), parent)

@@ -10,6 +10,7 @@ from preheat.core.router import Router
 from preheat.core.routing import RoutingPolicy
 from preheat.engines.group import Care, Group, Rules
 from preheat.engines.kv_hearing import Hearing
+from preheat.engines.kv_link import LearnerLink
 from preheat.engines.worker import HttpClient, OnEvent, WorkerState
 from preheat.errors import ConfigError
 from preheat.transport.client import Client, Response, Timeouts
@@ -33,6 +34,7 @@ class OpenAi:
         shadow: RoutingPolicy | None = None,
         care: Care | None = None,
         hearing: Hearing | None = None,
+        link: LearnerLink | None = None,
         inject_usage: bool = True,
         on_event: OnEvent | None = None,
     ) -> None:
@@ -54,6 +56,7 @@ class OpenAi:
             router=None if routing is None else Router(routing, shadow=shadow),
             care=care,
             hearing=hearing,
+            link=link,
             probe_headers=self._key,
             on_event=on_event,
         )

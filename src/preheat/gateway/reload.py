@@ -75,7 +75,12 @@ class Reload:
                 raise ConfigError(f"engines.{name}: kind {wanted.kind} needs a new start")
             else:
                 made[name] = wiring.engine(
-                    name, wanted, self._log, self._host.where(name), self._secret
+                    name,
+                    wanted,
+                    self._log,
+                    self._host.where(name),
+                    self._secret,
+                    self._host.learner,
                 )
         kept = {id(engine) for engine, _ in made.values()}
         gone = [one for one in self._upstreams.engines.values() if id(one) not in kept]

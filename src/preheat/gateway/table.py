@@ -43,7 +43,7 @@ def engines_of(
 ) -> dict[str, tuple[Engine, str]]:
     """Every engine by its name, with what identifies its weights where that can be known."""
     return {
-        name: wiring.engine(name, engine, log, host.where(name), secret)
+        name: wiring.engine(name, engine, log, host.where(name), secret, host.learner)
         for name, engine in settings.engines.items()
     }
 

@@ -32,7 +32,7 @@ class Start(_Message, frozen=True):
     """The first one. `listen` and `admin` are descriptors of sockets that the worker inherited;
     `engines` are the embedded ones, None while one is starting; `name` and `secret` are the same in
     all workers; no secret: the settings say where it is; `draining` are upstreams that take nothing
-    more."""
+    more; `learner` is the path of its socket, where there is one."""
 
     settings: Settings
     slot: int
@@ -43,6 +43,7 @@ class Start(_Message, frozen=True):
     name: str
     secret: bytes = b""
     draining: tuple[str, ...] = ()
+    learner: str = ""
 
 
 class Engines(_Message, frozen=True):

@@ -34,7 +34,7 @@ class Supervisor:
     """Starts everything, changes it on SIGHUP and SIGUSR2, and ends it on SIGTERM or SIGINT.
 
     `read` gives the settings anew. `children` are started before the workers and ended after
-    them; `keeper` looks after the store.
+    them; `keeper` looks after the store. `learner` is where that child listens, if it is among them.
     """
 
     def __init__(
@@ -45,13 +45,14 @@ class Supervisor:
         *,
         children: Sequence[Child] = (),
         keeper: Keeper | None = None,
+        learner: str = "",
     ) -> None:
         self._settings = settings
         self._read = read
         self._log = log
         self._children = children
         self._keeping = Keeping(keeper, log) if keeper is not None else None
-        self._common = Common(Secret(log))
+        self._common = Common(Secret(log), learner)
         self._engines = EmbeddedEngines(settings, log, self._on_engines)
         self._listen: list[Set] = []
         self._admin: list[Set] = []

@@ -33,9 +33,11 @@ OnCall = Callable[[Any], Awaitable[Message | None]]
 
 
 class Common:
-    """What all workers of a host have in common. `engines` are the embedded ones' addresses."""
+    """What all workers of a host have in common. `engines` are the embedded ones' addresses, `learner` is
+    the path of its socket, if there is one."""
 
-    def __init__(self, secret: Secret) -> None:
+    def __init__(self, secret: Secret, learner: str = "") -> None:
+        self.learner = learner
         self.name = secrets.token_hex(4)
         self.secret = secret
         self.engines: dict[str, Address | None] = {}
@@ -100,6 +102,7 @@ class WorkerProcess:
                 common.name,
                 secret,
                 common.draining.names(settings),
+                common.learner,
             )
         )
         try:

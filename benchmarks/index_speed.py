@@ -5,7 +5,10 @@ blocks left there. `decision` is hashing (64 blocks of 64 bytes, 16 token ids of
 along the index and the rule's choice; `body` the same for 32 KB of chat JSON as it comes from a
 client. `told` is that body again where all workers tell by events what they hold: its messages are
 hashed, its tokens' blocks (512 of 16) found by them, and those looked up beside its text's. `booking` comes beside it, when the request is on its way: what was sent is entered, and later
-what became of it. The best of all rounds counts for each, as noise only adds.
+what became of it. `slots_…` are the same on a fleet of llama.cpp servers of 4 slots each, half of them busy,
+where all prompts of all families share their first 8 blocks: so every worker has something of each prompt,
+and the asked one's family (16 of them in turn) is held by some, in an idle slot, a busy one or
+the prompt cache. The best of all rounds counts for each, as noise only adds.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ import json
 import random
 import time
 from collections.abc import Callable
+from itertools import cycle
 
 from benchmarks.report import Progress, Result
 from preheat.core.blocks import BLOCK_BYTES, prefix_of
 from preheat.core.kv_events import Moved
 from preheat.core.kv_names import KvNames
-from preheat.core.router import Ask, Router
+from preheat.core.router import Ask, Router, Ticket
 from preheat.core.routing import POLICIES
 from preheat.core.token_memo import TokenMemo
 from preheat.core.tokens import token_blocks
@@ -32,6 +36,7 @@ FLEETS = (8, 64)
 FAMILIES, COMMON_BLOCKS, OWN_BLOCKS = 50, 48, 16
 BLOCK_TOKENS = 16
 BODY_BYTES = 32_768
+SLOTS, SHARED_BLOCKS, ASKED_FAMILIES = 4, 8, 16
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -74,11 +79,14 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
             router.ended(ticket, Usage(256, 8, 0, tells_cached=True), now + 1.0)
 
         decide_told = told_decision(workers, chance)
+        decide_slots, book_slots = slots_decision(workers, chance)
         for name, call in (
             ("decision", decide),
             ("body", decide_body),
             ("place_and_end", book),
             ("told", decide_told),
+            ("slots_decision", decide_slots),
+            ("slots_place_and_end", book_slots),
         ):
             progress.say(f"{workers} workers: {name}")
             figures[f"{name}_{workers}_us"] = best_us(call, options.rounds, options.calls)
@@ -134,6 +142,44 @@ def told_decision(workers: int, chance: random.Random) -> Callable[[], None]:
         router.choose(ask, range(workers), 0.0)
 
     return decide
+
+
+def slots_decision(
+    workers: int, chance: random.Random
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """One on llama.cpp servers, hashing included; and a request of a known family, sent and answered."""
+    router, now = Router(POLICIES["preheat"]()), 0.0
+    for worker in range(workers):
+        router.has_slots(worker, SLOTS)
+    shared = [chance.randrange(100_000) for _ in range(SHARED_BLOCKS * BLOCK_TOKENS)]
+    families = [shared + new_tokens(chance, COMMON_BLOCKS - SHARED_BLOCKS) for _ in range(FAMILIES)]
+    under_way: list[Ticket] = []
+
+    def place(blocks: list[int]) -> None:
+        under_way.append(router.place(Ask("m", blocks, 64, 4_096), range(workers), now).ticket)
+        if len(under_way) > SLOTS * workers // 2:
+            ended = under_way.pop(chance.randrange(len(under_way)))
+            router.ended(ended, Usage(1_024, 100, ended.overlap_tokens, tells_cached=True), now)
+
+    def prompt() -> list[int]:
+        return chance.choice(families) + new_tokens(chance, OWN_BLOCKS)
+
+    for _ in range(20 * workers + 200):
+        now += 0.1
+        place(token_blocks(prompt(), BLOCK_TOKENS, 1))
+    asked = cycle([one + new_tokens(chance, OWN_BLOCKS) for one in families[:ASKED_FAMILIES]])
+    booked = cycle([token_blocks(prompt(), BLOCK_TOKENS, 1) for _ in range(4_096)])
+
+    def decide() -> None:
+        blocks = token_blocks(next(asked), BLOCK_TOKENS, 1)
+        router.choose(Ask("m", blocks, 64, 4_096), range(workers), now)
+
+    return decide, lambda: place(next(booked))
+
+
+def new_tokens(chance: random.Random, blocks: int) -> list[int]:
+    """What no other prompt has."""
+    return [chance.randrange(100_000) for _ in range(blocks * BLOCK_TOKENS)]
 
 
 def chat(chance: random.Random) -> bytes:

@@ -118,31 +118,30 @@ class _Lane:
         self.waiting: dict[int, Ticket] = {}  # no first byte yet, oldest first
         self.waiting_s = 0.0
         self.head_at = 0.0  # when the first of them came to be computed
+        self.head_s = 0.0  # what that one takes
         self.reported_s = 0.0  # what others have sent there, by the worker's own word
         self.reported_at = 0.0  # when it said so; it is being done since
         self.input_tokens = self.cached_tokens = self.ghost_tokens = 0
         self.shadow_agreed = self.shadow_differed = 0
         self.shadow_sooner_s = 0.0
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether anything may wait there."""
-        return bool(self.waiting) or self.reported_s > 0.0
-
     def queue_s(self, now: float) -> float:
         """Seconds of prefill before one that comes now."""
-        others_s = 0.0
+        left_s = 0.0
+        if self.waiting:  # no calls: asked of each worker for each request
+            done_s = now - self.head_at
+            if done_s > self.head_s:
+                done_s = self.head_s
+            left_s = self.waiting_s - done_s if done_s > 0.0 else self.waiting_s
+            if left_s < 0.0:
+                left_s = 0.0
         if self.reported_s:
-            others_s = max(0.0, self.reported_s - (now - self.reported_at))
-        if not self.waiting:
-            return others_s
-        head = next(iter(self.waiting.values()))
-        done_s = min(head.miss_s, max(0.0, now - self.head_at))
-        return max(0.0, self.waiting_s - done_s) + others_s
+            left_s += max(0.0, self.reported_s - (now - self.reported_at))
+        return left_s
 
     def add(self, ticket: Ticket, now: float) -> None:
         if not self.waiting:
-            self.head_at = now
+            self.head_at, self.head_s = now, ticket.miss_s
         self.tickets[ticket.number] = self.waiting[ticket.number] = ticket
         self.waiting_s += ticket.miss_s
 
@@ -151,7 +150,9 @@ class _Lane:
         if self.waiting.pop(ticket.number, None) is not None:
             self.waiting_s -= ticket.miss_s
             self.head_at = now
-        if not self.waiting:
+        if self.waiting:
+            self.head_s = next(iter(self.waiting.values())).miss_s
+        else:
             self.waiting_s = 0.0  # a sum of what came and went isn't exactly nothing
 
 
@@ -225,32 +226,33 @@ class Router:
         overlaps: Mapping[int, float] = self.index.overlaps(ask.blocks) if ask.blocks else {}
         if ask.token_blocks and self.index.listened:
             overlaps = self._as_told(overlaps, ask, block_tokens)
+        best = max(overlaps.values(), default=0) * block_tokens
         prior = None if ask.blocks or not ask.session else self._sessions[ask.session]
-        cold_s = service.prefill_s(tokens)
+        if prior is not None:
+            overlaps = {prior[0]: _HALF * prior[1] / block_tokens}
+        found: dict[float, tuple[int, float]] = {0: (0, service.prefill_s(tokens))}
+        lanes, depths = self._lanes, overlaps.get
         candidates: list[Candidate] = []
         for number in allowed:
-            lane = self._lanes.get(number) or self._lane(number)
-            one = lane.candidate
-            one.queue_s = lane.queue_s(now) if lane.is_busy else 0.0
-            one.in_flight, one.waiting = len(lane.tickets), len(lane.waiting)
-            if number in overlaps or prior is not None:
-                known = overlaps.get(number, 0) * block_tokens
-                if prior is not None and prior[0] == number:
-                    known = _HALF * prior[1]
-                one.overlap_tokens = min(int(known), tokens - 1)
-                one.miss_s = service.prefill_s(tokens - one.overlap_tokens, one.overlap_tokens)
-            else:
-                one.overlap_tokens, one.miss_s = 0, cold_s
+            lane = lanes.get(number) or self._lane(number)
+            one, waiting = lane.candidate, lane.waiting
+            one.queue_s = lane.queue_s(now) if waiting or lane.reported_s else 0.0
+            one.in_flight, one.waiting = len(lane.tickets), len(waiting)
+            depth = depths(number, 0)
+            here = found.get(depth)
+            if here is None:
+                known = min(int(depth * block_tokens), tokens - 1)
+                here = found[depth] = known, service.prefill_s(tokens - known, known)
+            one.overlap_tokens, one.miss_s = here
             if lane.slots is not None:
                 lane.lead = None
-                if one.overlap_tokens and ask.blocks:
+                if depth and ask.blocks:
                     self._foretell(lane, ask, tokens, now)
             candidates.append(one)
         chosen = candidates[self._policy.choose(placing, candidates, now)]
         if self._shadow is not None:
             self._compare(self._shadow, placing, candidates, chosen, now)
-        best = max(overlaps.values(), default=0) * block_tokens
-        least_queue_s = min(one.queue_s for one in candidates)
+        least_queue_s = min([one.queue_s for one in candidates])
         return chosen, placing, min(int(best), tokens - 1), least_queue_s
 
     def began(self, ticket: Ticket, now: float) -> None:

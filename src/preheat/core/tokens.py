@@ -7,7 +7,7 @@ algorithm and its version don't matter.
 import hmac
 import json
 from collections.abc import Iterator, Sequence
-from struct import pack
+from struct import iter_unpack, pack
 
 from xxhash import xxh3_64_intdigest
 
@@ -46,8 +46,8 @@ def packed(tokens: Sequence[int]) -> bytes:
 def chain(text: bytes, block_tokens: int, parent: int) -> Iterator[int]:
     """The ids of the whole blocks of packed tokens."""
     size = block_tokens * TOKEN_BYTES
-    for end in range(size, len(text) + 1, size):
-        parent = xxh3_64_intdigest(text[end - size : end], parent)
+    for (block,) in iter_unpack(f"{size}s", text[: len(text) // size * size]):
+        parent = xxh3_64_intdigest(block, parent)
         yield parent
 
 

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from math import exp
 from typing import Final
 
-import msgspec
-
 from preheat.core.placing import Candidate, Placing
 
 _EQUAL: Final = 0.01
@@ -14,13 +12,7 @@ _EQUAL: Final = 0.01
 _IDLE_S: Final = 1e-6
 """A queue of less is empty: a sum of seconds that came and went isn't exactly zero."""
 
-
-class _Record(msgspec.Struct, gc=False):
-    """How many requests a worker's present backlog has seen, and how many tokens it was given to
-    compute and keep lately."""
-
-    ahead: int = 0
-    filled_tokens: float = 0.0
+_MOST_WEIGHT: Final = 1e100
 
 
 class Preheat:
@@ -68,7 +60,9 @@ class Preheat:
         self._excess = excess
         self._prior = prior
         self._priced = priced
-        self._records: dict[int, _Record] = {}
+        self._ahead: dict[int, int] = {}  # how many requests each worker's present backlog has seen
+        self._filled: dict[int, float] = {}  # tokens each was given to compute and keep lately
+        self._token_weight = 1.0  # what one counts for now; instead of all others less
         self._delayed = 0.0  # pairs that shared a backlog
         self._backlog_s = 0.0
         self._mean_s = 0.0
@@ -83,8 +77,9 @@ class Preheat:
         equals = [place for place, seconds in enumerate(costs) if seconds <= most]
         place = equals[0]
         if len(equals) > 1:
-            place = min(equals, key=lambda at: self._record(candidates[at]).filled_tokens)
-        self._learn(placing, candidates[place], self._record(candidates[place]))
+            filled = self._filled.get
+            place = min(equals, key=lambda at: filled(candidates[at].number, 0.0))
+        self._learn(placing, candidates[place])
         return place
 
     def _costs(self, placing: Placing, candidates: Sequence[Candidate]) -> list[float]:
@@ -96,10 +91,7 @@ class Preheat:
             rate = (self._delayed + self._prior) / (
                 self._backlog_s + 2.0 * self._prior * self._mean_s
             )
-        backlog_s = 0.0
-        for one in candidates:
-            backlog_s += one.queue_s
-        backlog_s /= workers
+        backlog_s = sum([one.queue_s for one in candidates]) / workers
         # Before anything was learned D is the wait itself.
         excess, mean_s = (self._excess, self._mean_s) if self._mean_s > 0.0 else (0.0, 1.0)
         square = backlog_s * backlog_s
@@ -124,12 +116,6 @@ class Preheat:
     def finished(self, placing: Placing, number: int, now: float) -> None:
         """Nothing to learn here: the queue that the next request finds says it."""
 
-    def _record(self, one: Candidate) -> _Record:
-        known = self._records.get(one.number)
-        if known is None:
-            known = self._records[one.number] = _Record()
-        return known
-
     def _forget(self, now: float) -> None:
         elapsed_s = 0.0 if self._at is None else max(0.0, now - self._at)
         self._at = now
@@ -137,17 +123,21 @@ class Preheat:
         self._placed *= keep
         self._delayed *= keep
         self._backlog_s *= keep
-        for record in self._records.values():
-            record.filled_tokens *= keep
+        self._token_weight /= max(keep, 1.0 / _MOST_WEIGHT)
+        if self._token_weight > _MOST_WEIGHT:
+            for number in self._filled:
+                self._filled[number] /= self._token_weight
+            self._token_weight = 1.0
 
-    def _learn(self, placing: Placing, chosen: Candidate, record: _Record) -> None:
+    def _learn(self, placing: Placing, chosen: Candidate) -> None:
         own_s = chosen.queue_s + chosen.load_s + chosen.miss_s
-        if chosen.queue_s <= _IDLE_S:
-            record.ahead = 0
-        self._delayed += record.ahead
+        number = chosen.number
+        ahead = 0 if chosen.queue_s <= _IDLE_S else self._ahead.get(number, 0)
+        self._delayed += ahead
         self._backlog_s += own_s
-        record.ahead += 1
-        record.filled_tokens += _new_tokens(placing, chosen)
+        self._ahead[number] = ahead + 1
+        new_tokens = self._token_weight * _new_tokens(placing, chosen)
+        self._filled[number] = self._filled.get(number, 0.0) + new_tokens
         self._placed += 1.0
         self._mean_s += (own_s - self._mean_s) / self._placed
 

@@ -9,9 +9,12 @@ import pytest
 
 from preheat import __version__
 from preheat.config import Settings
+from preheat.engines.fake import Fake
 from preheat.gateway.admin import AdminApp
 from preheat.gateway.hosting import Alone
 from preheat.gateway.openapi import document
+from preheat.gateway.table import Table
+from preheat.gateway.upstreams import Upstreams
 from preheat.telemetry.logs import Log
 from preheat.wire.openai import DIALECTS
 
@@ -22,7 +25,8 @@ LISTED = "/v1/models"
 @pytest.fixture
 def admin() -> Iterator[AdminApp]:
     log = Log(io.BytesIO())
-    yield AdminApp(Settings, "", Alone(), None, log, is_ready=lambda: True)
+    upstreams = Upstreams(Table({"e": Fake("e")}, {}, {"e": ""}, {}), b"")
+    yield AdminApp(Settings, "", Alone(), upstreams, None, log, is_ready=lambda: True)
     log.close()
 
 

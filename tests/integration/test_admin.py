@@ -633,3 +633,43 @@ def test_a_log_line_is_json_with_a_time_and_a_name(keyed: Gateway) -> None:
     for line in lines(keyed):
         assert isinstance(line["at"], float)
         assert re.fullmatch(r"[a-z_-]+", line["event"])
+
+
+# Sessions that are over ------------------------------------------------------------------------
+
+OVER = {"session": "chat-41", "state": "over"}
+
+
+def test_a_session_is_said_to_be_over(local: Gateway) -> None:
+    """What lies in slots is shown where there are some: tests/integration/test_slot_seats.py."""
+    told = local.post("/preheat/v1/sessions", OVER).json
+    audit_id = told.pop("audit_id")
+    assert told == {**OVER, "tenant": "local", "slots": 0, "file_bytes": 0}
+    line = line_with(local, "audit_id", audit_id)
+    assert (line["event"], line["tenant"]) == ("session-over", "local")
+    assert "chat-41" not in json.dumps(line)
+
+
+def test_whose_session_is_over_must_be_said_where_there_are_tenants(keyed: Gateway) -> None:
+    path = "/preheat/v1/sessions"
+    assert code(keyed.post(path, OVER)) == (401, "invalid-admin-key")
+    assert code(keyed.post(path, OVER, ADMIN)) == (400, "invalid-body")
+    assert keyed.post(path, {**OVER, "tenant": "one"}, ADMIN).json["tenant"] == "one"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"session": "a"},
+        {"state": "over"},
+        {"session": "a", "state": "open"},
+        {"session": "a b", "state": "over"},
+        {"session": "a\n", "state": "over"},
+        {"session": "a" * 129, "state": "over"},
+        {"session": "a", "state": "over", "also": 1},
+        {"session": "a", "state": "over", "tenant": ""},
+    ],
+)
+def test_a_session_that_cant_be_is_a_400(local: Gateway, body: dict[str, object]) -> None:
+    assert code(local.post("/preheat/v1/sessions", body)) == (400, "invalid-body")

@@ -203,6 +203,9 @@ async def test_a_session_that_is_over_goes_first(weights: str, tmp_path: Path) -
             assert (await ask(engine, 0, text(0) + " on")).cached_tokens > 1_000
             await until(lambda: names.session(TENANT, "s2") in sessions())
             assert names.session(TENANT, "s1") not in sessions()
-            await engine.over(TENANT, "s2")
+            freed = await engine.over(TENANT, "s2")
+            assert freed.slots == 1
+            assert freed.file_bytes > 0
+            assert (await engine.over(TENANT, "s2")).file_bytes == 0  # known by now
             ages = [path.stat().st_mtime for path in tmp_path.glob("*.kv")]
             assert 0.0 in ages

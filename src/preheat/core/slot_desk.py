@@ -29,6 +29,13 @@ class Seat(NamedTuple):
     losing: Holding | None
 
 
+class Freed(NamedTuple):
+    """What goes first since its session is over: so many slots, and the bytes of its files."""
+
+    slots: int = 0
+    file_bytes: int = 0
+
+
 class _Slot:
     def __init__(self, number: int) -> None:
         self.number = number
@@ -133,14 +140,18 @@ class SlotDesk:
         ]
         return [(number, holds) for _, number, holds in sorted(found, key=lambda it: it[:2])]
 
-    def over(self, tenant: str, session: str) -> None:
-        """That session won't come back: its slots are the first to be taken, and aren't saved."""
-        for slot in self._slots:
-            if slot.holds is not None and (slot.holds.tenant, slot.holds.session) == (
-                tenant,
-                session,
-            ):
-                slot.is_over = slot.is_saved = True
+    def over(self, tenant: str, session: str) -> int:
+        """That session won't come back: its slots are the first to be taken, and aren't saved. How
+        many they are."""
+        found = [
+            slot
+            for slot in self._slots
+            if slot.holds is not None
+            and (slot.holds.tenant, slot.holds.session) == (tenant, session)
+        ]
+        for slot in found:
+            slot.is_over = slot.is_saved = True
+        return len(found)
 
     def cleared(self) -> None:
         """The server was restarted: all are empty, and nothing is under way."""

@@ -7,6 +7,7 @@ To add one: a new file here and one line in `ENGINES` (docs/adding-a-policy.md).
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
+from preheat.core.slot_desk import Freed
 from preheat.engines.worker import WorkerState
 from preheat.transport.client import Response
 
@@ -36,7 +37,7 @@ class Engine(Protocol):
         nobody else is asked what one may have done. `tenant` and `session`, where they are known,
         help to choose a server; `is_over`: it is the session's last request. Raises EngineError."""
 
-    async def over(self, tenant: str, session: str) -> None:
+    async def over(self, tenant: str, session: str) -> Freed:
         """That session won't come back: what is kept for it goes first."""
 
     @property

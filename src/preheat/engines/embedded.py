@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from preheat.core.slot_desk import Freed
 from preheat.engines.child import Address, ChildSettings, EngineChild
 from preheat.engines.openai import OpenAi
 from preheat.engines.worker import WorkerState
@@ -66,8 +67,9 @@ class Embedded:
             is_over=is_over,
         )
 
-    async def over(self, tenant: str, session: str) -> None:
+    async def over(self, tenant: str, session: str) -> Freed:  # noqa: ARG002  all alike
         """It keeps nothing for anybody."""
+        return Freed()
 
     @property
     def is_ready(self) -> bool:

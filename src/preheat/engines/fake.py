@@ -39,6 +39,7 @@ from typing import Any, Final
 
 import msgspec
 
+from preheat.core.slot_desk import Freed
 from preheat.engines.fake_flaws import Flaws
 from preheat.engines.fake_kv import BlockLru
 from preheat.engines.openai import OpenAi
@@ -311,8 +312,9 @@ class Fake:
             is_over=is_over,
         )
 
-    async def over(self, tenant: str, session: str) -> None:
+    async def over(self, tenant: str, session: str) -> Freed:  # noqa: ARG002  all alike
         """It keeps nothing for anybody."""
+        return Freed()
 
     @property
     def is_ready(self) -> bool:

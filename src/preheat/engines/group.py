@@ -12,6 +12,7 @@ import msgspec
 from preheat.core.blocks import BLOCK_BYTES, prefix_of
 from preheat.core.breaker import Breaker, RetryBudget
 from preheat.core.router import Ask, Router
+from preheat.core.slot_desk import Freed
 from preheat.engines.attendant import Attendant
 from preheat.engines.followers import Followers
 from preheat.engines.kv_hearing import Hearing
@@ -159,10 +160,13 @@ class Group:
             raise outcome
         return outcome
 
-    async def over(self, tenant: str, session: str) -> None:
+    async def over(self, tenant: str, session: str) -> Freed:
         """That session won't come back: what is kept for it goes first."""
         keepers = [one.seats.keeper for one in self._workers if one.seats is not None]
-        await asyncio.gather(*(one.over(tenant, session) for one in keepers if one is not None))
+        freed = await asyncio.gather(
+            *(one.over(tenant, session) for one in keepers if one is not None)
+        )
+        return Freed(sum(one.slots for one in freed), sum(one.file_bytes for one in freed))
 
     def start(self) -> None:
         """Look after those that there are to choose from, from now on, and after slots with files."""
@@ -461,7 +465,10 @@ class Group:
             self._router.learned(worker.number, blocks, token_blocks, time.monotonic())
 
     def _end_session(self, whose: Whose) -> None:
-        self._own(self.over(whose.tenant, whose.session))
+        async def told() -> None:
+            await self.over(whose.tenant, whose.session)
+
+        self._own(told())
 
     async def _save(self, worker: Worker) -> None:
         """What its slots hold, once nothing is under way there: it may be stopped soon."""

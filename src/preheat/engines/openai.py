@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from preheat.core.breaker import Breaker
 from preheat.core.router import Router
 from preheat.core.routing import RoutingPolicy
+from preheat.core.slot_desk import Freed
 from preheat.engines.group import Care, Group, Rules
 from preheat.engines.kv_hearing import Hearing
 from preheat.engines.kv_link import LearnerLink
@@ -91,9 +92,9 @@ class OpenAi:
             is_over=is_over,
         )
 
-    async def over(self, tenant: str, session: str) -> None:
+    async def over(self, tenant: str, session: str) -> Freed:
         """That session won't come back: what is kept for it goes first."""
-        await self._group.over(tenant, session)
+        return await self._group.over(tenant, session)
 
     @property
     def is_ready(self) -> bool:

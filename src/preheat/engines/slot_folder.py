@@ -171,11 +171,13 @@ class SlotFolder:
         with self._lock:
             self._date(kept, now)
 
-    def over(self, tenant: str, session: str) -> None:
-        """That session won't come back: its files go first."""
+    def over(self, tenant: str, session: str) -> int:
+        """That session won't come back: its files go first. Bytes of those that wouldn't have."""
         with self._lock:
-            for kept in self._of(tenant, session):
+            found = [one for one in self._of(tenant, session) if not one.is_over]
+            for kept in found:
                 self._date(kept, 0.0)
+        return sum(one.size_bytes for one in found)
 
     def erase(self, tenant: str, session: str | None = None) -> int:
         """Delete a tenant's files, or those of one session. How many they were."""

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from preheat.core.costs import ServiceModel
-from preheat.core.slot_desk import Holding, Seat, SlotDesk
+from preheat.core.slot_desk import Freed, Holding, Seat, SlotDesk
 from preheat.core.slot_ways import Prospect, Way, quickest
 from preheat.engines.slot_leaders import Leader, Leaders, Wanted
 from preheat.engines.slot_shelf import Found, SlotShelf
@@ -100,10 +100,9 @@ class SlotKeeper:
         if leader is not None:
             leader.release()
 
-    async def over(self, tenant: str, session: str) -> None:
+    async def over(self, tenant: str, session: str) -> Freed:
         """That session won't come back: its slot and its files are the first to go."""
-        self._desk.over(tenant, session)
-        await self._tier.over(tenant, session)
+        return Freed(self._desk.over(tenant, session), await self._tier.over(tenant, session))
 
     @property
     def unsaved(self) -> int:

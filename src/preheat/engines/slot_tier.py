@@ -140,13 +140,23 @@ class SlotTier:
         """Load it into each of these idle slots, for a burst. Those that have it now."""
         return [slot for slot in slots if (await self.restore(slot, kept)).ok]
 
-    async def over(self, tenant: str, session: str) -> None:
+    async def over(self, tenant: str, session: str) -> int:
         """As `SlotFolder.over`."""
-        await self._jobs.later(lambda: self._told(self.folder.over, tenant, session))
+
+        async def told() -> Move:
+            size = await asyncio.to_thread(self.folder.over, tenant, session)
+            return Move(ok=True, size_bytes=size)
+
+        return (await self._jobs.later(told)).size_bytes
 
     async def erase(self, tenant: str, session: str | None = None) -> None:
         """Delete a tenant's files, or those of one session."""
-        await self._jobs.soon(lambda: self._told(self.folder.erase, tenant, session))
+
+        async def told() -> Move:
+            await asyncio.to_thread(self.folder.erase, tenant, session)
+            return Move(ok=True)
+
+        await self._jobs.soon(told)
 
     # How -----------------------------------------------------------------------------------------
 
@@ -216,10 +226,6 @@ class SlotTier:
             return Moved(ok=False, why=error.kind)
         except ConfigError:
             return Moved(ok=False, why="model")
-
-    async def _told(self, tell: Callable[..., object], *what: str | None) -> Move:
-        await asyncio.to_thread(tell, *what)
-        return Move(ok=True)
 
 
 def _engine_s(body: bytes) -> float | None:

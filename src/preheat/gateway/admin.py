@@ -5,7 +5,7 @@ import ipaddress
 import secrets
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -21,8 +21,10 @@ from preheat.core.stats import by_layer, hit_ratios, rows, total
 from preheat.core.types import Invalidation, Key
 from preheat.errors import StoreError, UpstreamError
 from preheat.gateway.hosting import Host
+from preheat.gateway.intake import LOCAL_TENANT, SESSION
 from preheat.gateway.l2 import L2
 from preheat.gateway.openapi import document
+from preheat.gateway.upstreams import Upstreams
 from preheat.telemetry.logs import Log
 from preheat.telemetry.metrics import CONTENT_TYPE, render
 from preheat.wire.openai import error_body
@@ -57,6 +59,14 @@ class _Drained(msgspec.Struct, forbid_unknown_fields=True):
     drain: bool
 
 
+class _Ended(msgspec.Struct, forbid_unknown_fields=True):
+    """The body that says that a session won't come back."""
+
+    session: Annotated[str, Meta(pattern=SESSION)]
+    state: Literal["over"]
+    tenant: _Word | None = None
+
+
 class AdminApp:
     """Builds the application; what it shows is read when it is asked for, of the whole host."""
 
@@ -65,6 +75,7 @@ class AdminApp:
         settings: Callable[[], Settings],
         api_key: str,
         host: Host,
+        upstreams: Upstreams,
         l2: L2 | None,
         log: Log,
         *,
@@ -73,6 +84,7 @@ class AdminApp:
         self._settings = settings
         self._api_key = api_key.encode()
         self._host = host
+        self._upstreams = upstreams
         self._l2 = l2
         self._log = log
         self._is_ready = is_ready
@@ -84,6 +96,7 @@ class AdminApp:
             Route("/preheat/v1/ledger", self._show_ledger),
             Route("/preheat/v1/config", self._config),
             Route("/preheat/v1/workers", self._workers, methods=["GET", "POST"]),
+            Route("/preheat/v1/sessions", self._end_session, methods=["POST"]),
             Route("/preheat/v1/openapi.json", self._openapi),
             Route("/preheat/v1/invalidate", self._invalidate, methods=["POST"]),
         ]
@@ -201,6 +214,34 @@ class AdminApp:
             drain=wanted.drain,
         )
         return _json({"upstream": wanted.upstream, "drain": wanted.drain, "audit_id": audit_id})
+
+    async def _end_session(self, request: Request) -> Response:
+        """What is kept for it is kept in slots and their files, and those only where one worker process
+        is all there are."""
+        self._guard(request)
+        _check_json(request)
+        try:
+            ended = msgspec.json.decode(await request.body(), type=_Ended)
+        except (msgspec.MsgspecError, RecursionError):
+            raise HTTPException(
+                400,
+                'expected {"tenant": its name, "session": as in X-Preheat-Session, "state": "over"}',
+            ) from None
+        if ended.tenant is None and self._settings().tenants:
+            raise HTTPException(400, "there are tenants: name the one whose session it is")
+        tenant = ended.tenant or LOCAL_TENANT
+        freed = await self._upstreams.over(tenant, ended.session)
+        audit_id = secrets.token_hex(8)
+        self._log.audit(
+            "session-over",
+            audit_id=audit_id,
+            by=_client_of(request),
+            tenant=tenant,
+            slots=freed.slots,
+            file_bytes=freed.file_bytes,
+        )
+        told = {"tenant": tenant, "session": ended.session, "state": ended.state}
+        return _json({**told, **freed._asdict(), "audit_id": audit_id})
 
     async def _config(self, request: Request) -> Response:
         self._guard(request)

@@ -91,6 +91,7 @@ def assemble(
         lambda: gateway.reload.settings,
         wiring.admin_key(settings),
         host,
+        upstreams,
         l2,
         log,
         is_ready=lambda: gateway.is_ready,

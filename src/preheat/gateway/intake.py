@@ -18,7 +18,8 @@ _MAX_TAGS: Final = 16
 _KEYED_CHARACTERS: Final = 512
 _TAG: Final = re.compile(r"[^\s,\x00-\x1f\x7f]{1,64}")
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-_SESSION: Final = re.compile(r"[\x21-\x7e]{1,128}")
+SESSION: Final = r"^[\x21-\x7e]{1,128}\Z"
+_SESSION: Final = re.compile(SESSION)
 _SECONDS: Final = re.compile(r"\d{1,20}")
 _WANTED: Final = frozenset(
     {

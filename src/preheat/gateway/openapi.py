@@ -29,6 +29,8 @@ def document() -> dict[str, Any]:
                 "Removed": _REMOVED,
                 "Drain": _DRAIN,
                 "Drained": _DRAINED,
+                "Ended": _ENDED,
+                "Freed": _FREED,
             },
         },
     }
@@ -86,6 +88,38 @@ _DRAINED: Final[dict[str, Any]] = {
     "properties": {
         "upstream": {"type": "string"},
         "drain": {"type": "boolean"},
+        "audit_id": {"type": "string"},
+    },
+}
+
+_ENDED: Final[dict[str, Any]] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["session", "state"],
+    "properties": {
+        "tenant": {**_TOKEN, "description": "Whose; needed where tenants are configured."},
+        "session": {
+            "type": "string",
+            "pattern": "^[\\x21-\\x7e]{1,128}$",
+            "description": "As in X-Preheat-Session.",
+        },
+        "state": {"const": "over"},
+    },
+}
+
+_FREED: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["tenant", "session", "state", "slots", "file_bytes", "audit_id"],
+    "properties": {
+        "tenant": {"type": "string"},
+        "session": {"type": "string"},
+        "state": {"const": "over"},
+        "slots": {"type": "integer", "minimum": 0, "description": "They are taken first."},
+        "file_bytes": {
+            "type": "integer",
+            "minimum": 0,
+            "description": "Of slot files; they are deleted first.",
+        },
         "audit_id": {"type": "string"},
     },
 }
@@ -254,6 +288,23 @@ def _admin() -> dict[str, Any]:
                 "responses": {
                     "200": _json({"$ref": "#/components/schemas/Drained"}),
                     **_errors(400, 401, 403, 404, 415, 503),
+                },
+            },
+        },
+        "/preheat/v1/sessions": {
+            "post": {
+                "operationId": "end-session",
+                "summary": "Say that a session won't come back: what is kept for it goes first",
+                "security": [{"admin": []}, {}],
+                "requestBody": {
+                    "required": True,
+                    "content": {
+                        "application/json": {"schema": {"$ref": "#/components/schemas/Ended"}}
+                    },
+                },
+                "responses": {
+                    "200": _json({"$ref": "#/components/schemas/Freed"}),
+                    **_errors(400, 401, 403, 415),
                 },
             },
         },

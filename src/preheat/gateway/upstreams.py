@@ -7,6 +7,7 @@ from urllib.parse import quote
 import msgspec
 
 from preheat.core.router import Known
+from preheat.core.slot_desk import Freed
 from preheat.core.stats import UpstreamCounts
 from preheat.core.types import Ask
 from preheat.engines import Engine
@@ -176,6 +177,11 @@ class Upstreams:
                     events={} if state.events is None else msgspec.structs.asdict(state.events),
                 )
         return found
+
+    async def over(self, tenant: str, session: str) -> Freed:
+        """That session won't come back: what is kept for it goes first."""
+        freed = [await one.over(tenant, session) for one in self.engines.values()]
+        return Freed(sum(one.slots for one in freed), sum(one.file_bytes for one in freed))
 
     def set_draining(self, name: str, *, is_draining: bool) -> bool:
         """Let the server of that name take nothing more, or again. Whether there is one."""

@@ -28,7 +28,7 @@ class Outcome(msgspec.Struct, kw_only=True, omit_defaults=True):
     `ttft_s` ends with the first chunk that has content; a whole answer has all its content at
     once, so there it is `e2e_s`. `tpot_s` is of streams that told their usage: from the first
     content to the end, over the output tokens but the first. `error` is a stable word, empty for
-    a complete answer.
+    a complete answer. `worker` and `route` are which server of several our gateway asked, and why.
     """
 
     id: str
@@ -39,6 +39,8 @@ class Outcome(msgspec.Struct, kw_only=True, omit_defaults=True):
     layer: str = ""
     detail: str = ""
     cache_status: str = ""
+    worker: str = ""
+    route: str = ""
     ttft_s: float | None = None
     e2e_s: float | None = None
     tpot_s: float | None = None
@@ -112,6 +114,8 @@ def _is_stream(response: Response) -> bool:
 
 def _read_head(headers: Mapping[bytes, bytes], outcome: Outcome) -> None:
     """Where the answer is from: `Cache-Status` (RFC 9211), and what our own gateway adds."""
+    outcome.worker = headers.get(b"x-preheat-worker", b"").decode("latin-1")
+    outcome.route = headers.get(b"x-preheat-route", b"").decode("latin-1")
     text = headers.get(b"cache-status", b"").decode("latin-1")
     if not text:
         return

@@ -15,6 +15,7 @@ from benchmarks import (
     closure,
     crash,
     deploys,
+    engine_routing,
     entry_memory,
     eviction_oracle,
     hit_path,
@@ -30,6 +31,7 @@ from benchmarks import (
     routing,
     soak,
     stampede,
+    vllm_live,
     warm_foreground,
     warm_live,
 )
@@ -52,6 +54,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "closure": closure,
     "crash": crash,
     "deploys": deploys,
+    "engine_routing": engine_routing,
     "entry_memory": entry_memory,
     "eviction_oracle": eviction_oracle,
     "hit_path": hit_path,
@@ -67,6 +70,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "routing": routing,
     "soak": soak,
     "stampede": stampede,
+    "vllm_live": vllm_live,
     "warm_foreground": warm_foreground,
     "warm_live": warm_live,
 }

@@ -16,6 +16,7 @@ import pytest
 
 from harness import Fake, Gateway, running
 from preheat.cli import main
+from preheat.lab.load.pairs import PairedSummary
 from preheat.lab.load.summary import Summary
 from upstream import End, Upstream, answer, chunk, stream_head
 
@@ -369,6 +370,106 @@ def test_an_engine_can_be_restarted_under_load(trace: Path, load: Loads) -> None
     assert summary.answered + sum(summary.errors.values()) == 20
 
 
+# cold starts, paired
+
+LONG = "a system prompt that all of them begin with " * 10
+
+
+@pytest.fixture
+def emptied(fake: Fake, tmp_path: Path) -> str:
+    """A command that empties the fake's KV cache and has it take a millisecond a token."""
+    file = tmp_path / "emptied.py"
+    script = json.dumps({"default": {"content": "fine"}, "flaws": {"token_s": 0.001}})
+    file.write_text(
+        "import urllib.request as u\n"
+        f"for path, data in (('reset', b''), ('script', {script.encode()!r})):\n"
+        f"    u.urlopen('{fake.url}/fake/' + path, data, timeout=10).read()\n"
+    )
+    return f"{sys.executable} {file}"
+
+
+def test_cold_starts_are_compared_with_a_run_without_them(
+    fake: Fake,
+    trace: Path,
+    emptied: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write(trace, *(ask(0.15 * number, f"{LONG}{number}", stream=True) for number in range(14)))
+    out = tmp_path / "out.jsonl"
+    commands = ["--before", emptied, "--cold-at", "1", emptied, "--run-at", "0.1", "true"]
+    code = main(["load", str(trace), fake.url, "--json", "--paired", *commands, "--out", str(out)])
+    report = msgspec.json.decode(capsys.readouterr().out, type=PairedSummary)
+    assert code == 0
+    assert report.cold is not None
+    assert report.paired is not None
+    assert report.warm.answered == report.cold.answered == 14
+    assert [one.command for one in report.warm.commands] == ["true"]
+    assert [one.command for one in report.cold.commands] == ["true", emptied]
+    # Each run has one prompt that nothing is cached of; the second one more. 450 tokens are 0.45 s.
+    lost = report.warm.cached_tokens - report.cold.cached_tokens
+    assert len(LONG) - 16 <= lost <= len(LONG) + 16
+    assert report.paired.before.pairs == 7
+    assert report.paired.after.pairs == 7
+    most = report.paired.after.p95_s.value
+    assert most is not None
+    assert most >= 0.3
+    assert report.paired.before.p95_s.value == pytest.approx(0.0, abs=0.25)
+    (start,) = report.paired.cold_starts
+    assert (start.at_s, start.commands, len(start.minutes)) == (1.0, [emptied], 1)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["run"] for row in rows] == ["warm"] * 14 + ["cold"] * 14
+    assert sorted(row.get("number", 0) for row in rows[:14]) == list(range(14))
+
+
+def test_a_cold_start_alone_is_a_command_on_the_way(
+    fake: Fake, trace: Path, load: Loads, emptied: str
+) -> None:
+    write(trace, ask(0), ask(0.6))
+    summary = load(fake.url, "--cold-at", "0.1", emptied)
+    assert [one.command for one in summary.commands] == [emptied]
+    assert summary.commands[0].exit_code == 0
+
+
+def test_pairs_in_a_table(
+    gateway: Gateway, fake: Fake, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = str(time.monotonic_ns())
+    write(trace, *(ask(0.1 * number, f"{words}{number}") for number in range(4)))
+    code = main(["load", str(trace), gateway.url, "--paired", "--cold-at", "0.2", "exit 0"])
+    told = capsys.readouterr().out
+    assert code == 0
+    assert told.startswith("Warm run\nrequests   4 due in ")
+    assert "\n\nWith cold starts\nrequests   4 due in " in told
+    assert "\nat 0.2 s: exit 0\n  minute 1 " in told
+    assert "\nwarning: 4 more answers of the second run came from a cache of answers" in told
+
+
+def test_ctrl_c_in_the_first_of_two_runs_ends_both(fake: Fake, trace: Path) -> None:
+    write(trace, ask(0), ask(600))
+    process = started(
+        str(trace), fake.url, "--json", "--paired", "--cold-at", "1", "touch /nowhere/at/all"
+    )
+    until = time.monotonic() + 20
+    while fake.calls < 1 and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    report = msgspec.json.decode(told, type=PairedSummary)
+    assert report.warm.is_interrupted
+    assert report.cold is report.paired is None
+
+
+def test_nothing_is_sent_where_the_command_before_fails(
+    fake: Fake, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(trace, ask(0))
+    assert main(["load", str(trace), fake.url, "--before", "exit 7"]) == 1
+    assert "--before: exit code 7 of 'exit 7'" in capsys.readouterr().err
+    assert fake.calls == 0
+
+
 # the command
 
 
@@ -428,6 +529,8 @@ def test_progress_goes_to_a_terminal(fake: Fake, trace: Path) -> None:
         (["http://h/v1/chat/completions"], 1, "no path of an endpoint"),
         (["http://h", "--api-key-env", "NOT_SET"], 1, "NOT_SET is empty or not set"),
         (["http://h", "--run-at", "soon", "x"], 1, "--run-at: expected seconds"),
+        (["http://h", "--cold-at", "soon", "x"], 1, "--cold-at: expected seconds"),
+        (["http://h", "--paired"], 1, "give --cold-at S COMMAND"),
         (["http://h", "--out", "/nowhere/at/all"], 1, "--out: can't write"),
     ],
 )

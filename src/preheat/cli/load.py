@@ -3,26 +3,27 @@
     preheat load trace.jsonl http://127.0.0.1:8000
     preheat load trace.jsonl http://gpu-1:8000 --speed 4 --slo-ttft-s 0.5 --json
     preheat load trace.jsonl http://127.0.0.1:8000 --run-at 60 'systemctl restart vllm'
+    preheat load trace.jsonl http://127.0.0.1:8000 --cold-at 60 'systemctl restart vllm' --paired
 
 TRACE has one JSON object a line: `at` (seconds from the start), and a whole `body` (with `path`),
 or `messages` or a `prompt` with `model`, `max_tokens`, `temperature`, `stream`; docs/load.md has
 all fields. The loop is open: requests leave at their time whatever the server does. All lines are
 checked before the first is sent. The report goes to standard output, progress to standard error.
 
-Exit code 0 where anything was answered and no command of --run-at failed; 1 otherwise, 2 for wrong
-usage. Ctrl-C ends the load and prints the report of what there is (130).
+With --paired the trace is played twice, first without the cold starts of --cold-at, then with them;
+told is by how much later each request's first token came in the second run, minute by minute.
+
+Exit code 0 where anything was answered and no command failed; 1 otherwise, 2 for wrong usage.
+Ctrl-C ends the load and prints the report of what there is (130).
 """
 
 import argparse
-import asyncio
 import contextlib
 import resource
-import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Final
 
 import msgspec
 
@@ -30,13 +31,10 @@ from preheat import config
 from preheat.errors import ConfigError
 
 if TYPE_CHECKING:
-    from preheat.core.spread import Spread
     from preheat.lab.load.exchange import Outcome
-    from preheat.lab.load.generator import Generator, Plan
-    from preheat.lab.load.summary import Summary, Tally
-    from preheat.lab.load.trace import Trace
+    from preheat.lab.load.generator import Plan
+    from preheat.lab.load.summary import Summary
 
-_PROGRESS_S: Final = 0.5
 _SPARE_FILES: Final = 64
 
 
@@ -68,6 +66,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=("S", "COMMAND"),
         help="run a shell command S seconds into the trace, e.g. an engine's restart; repeatable",
     )
+    cold = parser.add_argument_group("cold starts")
+    cold.add_argument(
+        "--cold-at",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("S", "COMMAND"),
+        help="run a shell command that makes something cold, S seconds into the trace; repeatable",
+    )
+    cold.add_argument(
+        "--paired",
+        action="store_true",
+        help="play the trace without the cold starts first, then with them, and compare",
+    )
+    cold.add_argument(
+        "--before",
+        default="",
+        metavar="COMMAND",
+        help="run a shell command before the trace is played, each time",
+    )
     parser.add_argument("--model", default="", metavar="NAME", help="ask for this model instead")
     parser.add_argument(
         "--api-key-env", default="", metavar="VAR", help="environment variable with the key to send"
@@ -85,26 +103,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check, send, report."""
     plan = _plan(options)
+    cold_starts = tuple((_moment(at, "--cold-at"), command) for at, command in options.cold_at)
+    if options.paired and not cold_starts:
+        raise ConfigError("--paired compares with cold starts: give --cold-at S COMMAND")
+    from preheat.cli.load_runs import Runs
+    from preheat.cli.load_text import paired_table, table
     from preheat.lab.load.trace import Trace
 
     trace = Trace(options.trace)
     _raise_file_limit(plan.most_open)
     with _outcomes_to(options.out) as on_outcome:
-        try:
-            import uvloop
-        except ImportError:
-            tally = asyncio.run(_load(plan, trace, on_outcome))
-        else:
-            tally = uvloop.run(_load(plan, trace, on_outcome))
-    summary = tally.summary()
-    if options.json:
-        print(msgspec.json.encode(summary).decode())
-    else:
-        print(_table(summary), end="")
-    if summary.is_interrupted:
+        runs = Runs(trace, on_outcome, options.before)
+        if options.paired:
+            report = runs.twice(plan, cold_starts)
+            summaries = [one for one in (report.warm, report.cold) if one is not None]
+            print(msgspec.json.encode(report).decode() if options.json else paired_table(report))
+            return _code(summaries)
+        summary = runs.play(msgspec.structs.replace(plan, commands=plan.commands + cold_starts))
+    print(msgspec.json.encode(summary).decode() if options.json else table(summary))
+    return _code([summary])
+
+
+def _code(summaries: "Sequence[Summary]") -> int:
+    if any(one.is_interrupted for one in summaries):
         return 130
-    commands_failed = any(one.exit_code != 0 for one in summary.commands)
-    return 1 if commands_failed or not summary.answered else 0
+    commands_failed = any(one.exit_code != 0 for each in summaries for one in each.commands)
+    return 1 if commands_failed or not all(one.answered for one in summaries) else 0
 
 
 def _plan(options: argparse.Namespace) -> "Plan":
@@ -125,7 +149,7 @@ def _plan(options: argparse.Namespace) -> "Plan":
         api_key=key,
         slo_ttft_s=options.slo_ttft_s,
         slo_e2e_s=options.slo_e2e_s,
-        commands=tuple((_moment(at), command) for at, command in options.run_at),
+        commands=tuple((_moment(at, "--run-at"), command) for at, command in options.run_at),
     )
 
 
@@ -151,13 +175,13 @@ def _count(text: str) -> int:
     return value
 
 
-def _moment(text: str) -> float:
+def _moment(text: str, option: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not (isfinite(value) and value >= 0):
-        raise ConfigError(f"--run-at: expected seconds from the start, got {text!r}")
+        raise ConfigError(f"{option}: expected seconds from the start, got {text!r}")
     return value
 
 
@@ -194,88 +218,3 @@ def _outcomes_to(path: Path | None) -> Iterator[Callable[["Outcome"], None]]:
 
 def _write(file: IO[bytes], line: bytes) -> None:
     file.write(line + b"\n")
-
-
-async def _load(plan: "Plan", trace: "Trace", on_outcome: Any) -> "Tally":
-    from preheat.lab.load.generator import Generator
-    from preheat.lab.load.summary import Tally
-
-    tally = Tally()
-    generator = Generator(plan, trace, tally, on_outcome)
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, stopping.set)
-    progress = None
-    if sys.stderr.isatty():
-        progress = loop.create_task(_show_progress(trace, plan, tally, generator))
-    try:
-        await generator.run(stopping)
-    finally:
-        if progress is not None:
-            progress.cancel()
-            await asyncio.wait([progress])
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-    return tally
-
-
-async def _show_progress(
-    trace: "Trace", plan: "Plan", tally: "Tally", generator: "Generator"
-) -> None:
-    began_at = asyncio.get_running_loop().time()
-    total = min(trace.requests, plan.limit or trace.requests)
-    while True:
-        await asyncio.sleep(_PROGRESS_S)
-        passed_s = asyncio.get_running_loop().time() - began_at
-        print(
-            f"\r\x1b[K{passed_s:.0f} s: {tally.sent} of {total} sent, {tally.answered} answered, "
-            f"{generator.open} open, {tally.errors.total()} not answered",
-            end="",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-# The table --------------------------------------------------------------------------------------
-
-
-def _table(summary: "Summary") -> str:
-    lines = [
-        f"requests   {summary.requests} due in {summary.duration_s:.1f} s, {summary.sent} sent, "
-        f"{summary.answered} answered ({summary.answers_per_s:.1f}/s)",
-        f"good       {summary.good} ({summary.goodput_share:.1%}, {summary.goodput_per_s:.1f}/s)",
-        f"tokens     {summary.input_tokens} input ({summary.cached_tokens} cached), "
-        f"{summary.output_tokens} output ({summary.output_tokens_per_s:.1f}/s)",
-        *_counts("errors", summary.errors | _some("unsent", summary.unsent)),
-        *_counts("", _some("cut by the interruption", summary.cut)),
-        *_counts("from", summary.layers),
-        *_counts("detail", summary.details),
-        "",
-        f"{'seconds':<10} {'mean':>9} {'p50':>9} {'p90':>9} {'p95':>9} {'p99':>9} {'most':>9}",
-        _row("TTFT", summary.ttft_s),
-        _row("E2E", summary.e2e_s),
-        _row("TPOT", summary.tpot_s),
-        _row("late", summary.late_s),
-    ]
-    for one in summary.commands:
-        how = "was ended" if one.exit_code is None else f"exit code {one.exit_code}"
-        lines.append(f"at {one.at_s:g} s ran {one.command!r}: {how} after {one.took_s:.1f} s")
-    lines += [f"warning: {warning}" for warning in summary.warnings]
-    return "\n".join(lines) + "\n"
-
-
-def _some(word: str, count: int) -> dict[str, int]:
-    return {word: count} if count else {}
-
-
-def _counts(name: str, counts: dict[str, int]) -> list[str]:
-    if not counts:
-        return []
-    return [f"{name:<10} " + ", ".join(f"{word} {count}" for word, count in counts.items())]
-
-
-def _row(name: str, spread: "Spread") -> str:
-    numbers = (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99, spread.most)
-    return f"{name:<10} " + " ".join(
-        f"{'-':>9}" if number is None else f"{number:>9.4f}" for number in numbers
-    )

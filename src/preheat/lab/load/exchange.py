@@ -28,11 +28,14 @@ class Outcome(msgspec.Struct, kw_only=True, omit_defaults=True):
     `ttft_s` ends with the first chunk that has content; a whole answer has all its content at
     once, so there it is `e2e_s`. `tpot_s` is of streams that told their usage: from the first
     content to the end, over the output tokens but the first. `error` is a stable word, empty for
-    a complete answer. `worker` and `route` are which server of several our gateway asked, and why.
+    a complete answer. `number` is its place in the order of sending, `run` which of two runs it is
+    of. `worker` and `route` are which server of several our gateway asked, and why.
     """
 
     id: str
     at_s: float
+    number: int = 0
+    run: str = ""
     late_s: float = 0.0
     status: int = 0
     error: str = ""

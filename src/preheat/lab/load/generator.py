@@ -118,15 +118,18 @@ class Generator:
                 await asyncio.sleep(0)
             late_s = max(0.0, monotonic() - began_at - due_s)
             if len(self._open) >= plan.most_open:
-                self._finish(Outcome(id=request.id, at_s=due_s, late_s=late_s, error="unsent"))
+                unsent = Outcome(
+                    id=request.id, at_s=due_s, number=number, late_s=late_s, error="unsent"
+                )
+                self._finish(unsent)
                 continue
             self._tally.sent += 1
-            task = loop.create_task(self._send(request, due_s, late_s))
+            task = loop.create_task(self._send(request, number, due_s, late_s))
             self._open.add(task)
             task.add_done_callback(self._on_done)
 
-    async def _send(self, request: Request, due_s: float, late_s: float) -> None:
-        outcome = Outcome(id=request.id, at_s=due_s, late_s=late_s)
+    async def _send(self, request: Request, number: int, due_s: float, late_s: float) -> None:
+        outcome = Outcome(id=request.id, at_s=due_s, number=number, late_s=late_s)
         await exchange(
             self._client,
             (self._base + request.path).encode(),
@@ -159,15 +162,8 @@ class Generator:
         command = Command(at_s=due_s, command=text)
         self._tally.commands.append(command)
         self._commands_begun.add(asyncio.current_task())
-        process = await asyncio.create_subprocess_shell(
-            text, stdin=asyncio.subprocess.DEVNULL, stdout=_STDERR
-        )
         try:
-            command.exit_code = await process.wait()
-        except asyncio.CancelledError:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            raise
+            command.exit_code = await run_shell(text)
         finally:
             command.took_s = monotonic() - began_at - due_s
 
@@ -178,6 +174,19 @@ class Generator:
             await asyncio.wait(begun, timeout=_COMMAND_S)
         self._tally.commands_unrun = len(tasks) - len(begun)
         await _end(tasks)
+
+
+async def run_shell(text: str) -> int:
+    """Run a command of the user's; its exit code. Cancelled, it is told to end."""
+    process = await asyncio.create_subprocess_shell(
+        text, stdin=asyncio.subprocess.DEVNULL, stdout=_STDERR
+    )
+    try:
+        return await process.wait()
+    except asyncio.CancelledError:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        raise
 
 
 async def _end(tasks: "Sequence[asyncio.Task[None] | asyncio.Task[bool]]") -> None:

@@ -26,7 +26,7 @@ from preheat.engines import ENGINES, Engine
 from preheat.engines.child import Address, settings_of, sha256_of
 from preheat.engines.group import Care, Rules
 from preheat.engines.kv_hearing import Hearing, heard_at
-from preheat.engines.kv_link import LearnerAt, LearnerLink
+from preheat.engines.kv_link import LearnerLink
 from preheat.engines.slot_seats import SlotRules
 from preheat.engines.worker import OnEvent
 from preheat.errors import ConfigError
@@ -212,10 +212,10 @@ def engine(
     log: Log,
     where: Where | None = None,
     secret: bytes = b"",
-    learner: LearnerAt | None = None,
+    learner: str = "",
 ) -> tuple[Engine, str]:
     """The engine, and what names the model behind it where that can be known. `secret` is the machine's,
-    `learner` where there are several worker processes.
+    `learner` the path of its socket, where there are several worker processes.
 
     `where` tells where an embedded engine answers that another process of ours has started.
     """
@@ -242,8 +242,8 @@ def engine(
     api_key = config.secret_from(variable, key, config.environment()) if variable else ""
     names = KvNames(secrets.token_bytes(16))
     link = None
-    if learner is not None:
-        link = LearnerLink(learner.path, name, names, on_event, reports=learner.reports)
+    if learner:
+        link = LearnerLink(learner, name, names, on_event)
     made = make(
         name,
         config.upstreams_of(settings),

@@ -43,7 +43,7 @@ class Fleet:
             self.urls,
             routing=POLICIES["preheat"](),
             care=Care("auto", "", 0.05),
-            hearing=Hearing(hear_at, KvNames(b"secret"), self.note, within_s=5.0),
+            hearing=Hearing(hear_at, KvNames(b"secret"), self.note),
         )
 
     def note(self, event: str, fields: dict[str, object]) -> None:

@@ -13,6 +13,7 @@ from preheat.core.kv_events import Batch, Cleared, Joined, Moved, Restarted, Ste
 from preheat.core.kv_names import KvNames
 from preheat.core.router import Ask, Router
 from preheat.core.routing import POLICIES
+from preheat.core.stats import UpstreamCounts
 from preheat.core.tokens import token_blocks
 from preheat.engines.kv_ear import KvEar
 from preheat.engines.kv_feed import FeedCounts, OnStep
@@ -160,3 +161,11 @@ async def test_without_the_extra_the_start_says_what_to_install(
         pytest.raises(ConfigError, match=r"engines.gpu.kv_events: KV events need pyzmq.*\[kv"),
     ):
         wiring.engine("gpu", settings.engines["gpu"], Log(file))
+
+
+async def test_what_one_process_heard_for_all_counts_once() -> None:
+    counts = [UpstreamCounts(events={"received": 7, "lost": 1}) for _ in range(2)]
+    counts[0].add(counts[1])
+    assert counts[0].events == {"received": 7, "lost": 1}
+    counts[0].retire()
+    assert counts[0].events == {}

@@ -10,13 +10,17 @@ from preheat.core.kv_names import KvNames
 from preheat.core.tokens import token_blocks
 from preheat.engines.dialects import DIALECTS
 from preheat.engines.dialects.calls import Prompt
-from preheat.engines.kv_tokens import Answer, PromptTokens, read
+from preheat.engines.kv_tokens import Answer, Patience, PromptTokens, read
 from preheat.errors import EngineError
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(30)]
 
 BLOCK = 16
 LONG = "word " * 1_000
+
+
+def within(seconds: float) -> Patience:
+    return lambda model, size_bytes: seconds
 
 
 def names() -> KvNames:
@@ -61,7 +65,7 @@ def expected(body: bytes, salt: str = "") -> list[int]:
 
 async def test_a_prompt_s_blocks_are_those_that_its_events_will_name() -> None:
     server = Server()
-    prompts = PromptTokens(names(), server.tokenise, 5.0)
+    prompts = PromptTokens(names(), server.tokenise, within(5.0))
     body = chat(LONG, "a question")
     assert await prompts.blocks_of(body) == expected(body)
     salted = chat(LONG, "a question", cache_salt="s")
@@ -73,7 +77,7 @@ async def test_a_prompt_s_blocks_are_those_that_its_events_will_name() -> None:
 
 async def test_what_comes_again_longer_is_not_waited_for() -> None:
     server = Server()
-    prompts = PromptTokens(names(), server.tokenise, 5.0)
+    prompts = PromptTokens(names(), server.tokenise, within(5.0))
     first = chat(LONG)
     await prompts.blocks_of(first)
     server.wait_s = 20.0
@@ -83,7 +87,7 @@ async def test_what_comes_again_longer_is_not_waited_for() -> None:
 
 async def test_many_who_want_the_same_ask_once() -> None:
     server = Server(wait_s=0.05)
-    prompts = PromptTokens(names(), server.tokenise, 5.0)
+    prompts = PromptTokens(names(), server.tokenise, within(5.0))
     body = chat(LONG)
     found = await asyncio.gather(*(prompts.blocks_of(body) for _ in range(20)))
     assert found == [expected(body)] * 20
@@ -92,7 +96,7 @@ async def test_many_who_want_the_same_ask_once() -> None:
 
 async def test_late_answers_are_of_use_to_the_next() -> None:
     server = Server(wait_s=0.2)
-    prompts = PromptTokens(names(), server.tokenise, 0.01)
+    prompts = PromptTokens(names(), server.tokenise, within(0.01))
     body = chat(LONG)
     assert await prompts.blocks_of(body) == ()
     await asyncio.sleep(0.4)
@@ -101,7 +105,7 @@ async def test_late_answers_are_of_use_to_the_next() -> None:
 
 async def test_of_a_late_answer_what_was_known_before_counts_if_it_is_the_most() -> None:
     server = Server()
-    prompts = PromptTokens(names(), server.tokenise, 0.05)
+    prompts = PromptTokens(names(), server.tokenise, within(0.05))
     first = chat(LONG)
     server.wait_s = 0.0
     while not await prompts.blocks_of(first):
@@ -115,7 +119,7 @@ async def test_of_a_late_answer_what_was_known_before_counts_if_it_is_the_most()
 async def test_who_fails_again_and_again_is_left_alone() -> None:
     server = Server()
     server.fails = True
-    prompts = PromptTokens(names(), server.tokenise, 5.0)
+    prompts = PromptTokens(names(), server.tokenise, within(5.0))
     for one in range(40):
         assert await prompts.blocks_of(chat(LONG, str(one))) == ()
     assert len(server.asked) == 8
@@ -140,19 +144,21 @@ async def test_who_fails_again_and_again_is_left_alone() -> None:
 )
 async def test_what_isn_t_a_prompt_of_text_is_not_asked_about(body: bytes) -> None:
     server = Server()
-    assert await PromptTokens(names(), server.tokenise).blocks_of(body) == ()
+    assert await PromptTokens(names(), server.tokenise, within(5.0)).blocks_of(body) == ()
     assert not server.asked
 
 
 async def test_before_blocks_have_a_size_nothing_is_asked() -> None:
     server = Server()
-    assert await PromptTokens(KvNames(b"s"), server.tokenise).blocks_of(chat(LONG)) == ()
+    assert (
+        await PromptTokens(KvNames(b"s"), server.tokenise, within(5.0)).blocks_of(chat(LONG)) == ()
+    )
     assert not server.asked
 
 
 async def test_text_and_token_ids_are_prompts_too() -> None:
     server = Server()
-    prompts = PromptTokens(names(), server.tokenise, 5.0)
+    prompts = PromptTokens(names(), server.tokenise, within(5.0))
     root = names().root("", "")
     for size in (100, 5_000):
         ids = [one % 256 for one in range(size)]
@@ -167,7 +173,7 @@ async def test_a_server_that_answers_nonsense_gives_no_blocks() -> None:
     async def nonsense(_: Prompt) -> Answer | None:
         return DIALECTS["vllm"], b'{"tokens": ["a"]}'
 
-    assert await PromptTokens(names(), nonsense, 5.0).blocks_of(chat(LONG)) == ()
+    assert await PromptTokens(names(), nonsense, within(5.0)).blocks_of(chat(LONG)) == ()
 
 
 async def test_models_tools_and_messages_tell_prompts_apart() -> None:

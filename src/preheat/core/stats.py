@@ -111,8 +111,8 @@ class UpstreamCounts(msgspec.Struct):
         self.shadow_differed += other.shadow_differed
         self.shadow_sooner_s += other.shadow_sooner_s
         self.unsaved_slots += other.unsaved_slots
-        self.events = {
-            what: self.events.get(what, 0) + other.events.get(what, 0)
+        self.events = {  # one process hears them for all
+            what: max(self.events.get(what, 0), other.events.get(what, 0))
             for what in self.events | other.events
         }
         self.dialect = self.dialect or other.dialect
@@ -125,6 +125,7 @@ class UpstreamCounts(msgspec.Struct):
     def retire(self) -> None:
         """Whoever asked it is gone."""
         self.in_flight, self.up, self.draining, self.queue_s = 0, None, False, 0.0
+        self.events = {}
 
 
 class Snapshot(msgspec.Struct):

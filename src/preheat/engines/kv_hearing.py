@@ -19,6 +19,10 @@ from preheat.wire.kv_places import KvPlace, places_of
 
 HearAt = Callable[[str, str, OnStep], Source]
 """Whoever hears the events of the server at that url, which has that name in the log."""
+_HALF: Final = 0.5
+_LEAST_S, _MOST_S = 0.02, 0.5
+_TOKEN_BYTES: Final = 4.0
+"""Of English."""
 _SALTLESS: Final = "sglang"
 """Its events don't name salts."""
 
@@ -26,20 +30,19 @@ _SALTLESS: Final = "sglang"
 class Hearing:
     """One ear a server, and the tokens of prompts."""
 
-    def __init__(
-        self, hear_at: HearAt, names: KvNames, on_event: OnEvent, within_s: float = WITHIN_S
-    ) -> None:
+    def __init__(self, hear_at: HearAt, names: KvNames, on_event: OnEvent) -> None:
         self._hear_at = hear_at
         self._names = names
         self._on_event = on_event
-        self._tokens = PromptTokens(names, self._tokenise, within_s)
+        self._tokens = PromptTokens(names, self._tokenise, self._patience_s)
         self._attendants: Mapping[Worker, Attendant] = {}
         self._ears: dict[Worker, tuple[KvEar, asyncio.Task[None]]] = {}
         self._turn = 0
+        self._router: Router | None = None
 
     def follow(self, chosen: Mapping[Worker, Attendant], router: Router) -> None:
         """Listen to these from now on, and to no others."""
-        self._attendants = chosen
+        self._attendants, self._router = chosen, router
         for worker in [one for one in self._ears if one not in chosen]:
             self._ears.pop(worker)[1].cancel()
         for worker in chosen:
@@ -72,6 +75,14 @@ class Hearing:
 
         ear = KvEar(worker.number, worker.name, router, self._names, hear, self._on_event)
         return ear, asyncio.get_running_loop().create_task(ear.run(), name="kv-events")
+
+    def _patience_s(self, model: str, size_bytes: int) -> float:
+        """Half of what computing it is expected to take: where that is short, it matters little where."""
+        service = None if self._router is None else self._router.service(model)
+        if service is None:
+            return WITHIN_S
+        half_s = _HALF * service.prefill_s(int(size_bytes / _TOKEN_BYTES))
+        return min(max(half_s, _LEAST_S), _MOST_S)
 
     async def _tokenise(self, prompt: Prompt) -> Answer | None:
         """Asked of those that are up in turn."""

@@ -33,25 +33,14 @@ _AWAY_S: Final = 3.0
 _READ_BYTES: Final = 262_144
 
 
-class LearnerAt(msgspec.Struct, frozen=True):
-    """Where the machine's learner listens. `reports`: this process counts what was heard; the others would
-    count the same again."""
-
-    path: str
-    reports: bool
-
-
 class LearnerLink:
     """Connects, and connects again; what it is to hear is asked for each time."""
 
-    def __init__(
-        self, path: str, group: str, names: KvNames, on_event: OnEvent, *, reports: bool
-    ) -> None:
+    def __init__(self, path: str, group: str, names: KvNames, on_event: OnEvent) -> None:
         self._path = path
         self._group = group
         self._names = names
         self._on_event = on_event
-        self._reports = reports
         self._on_sent: OnSent | None = None
         self._told: dict[str, _Told] = {}
         self._waiting: deque[wire.Sent] = deque(maxlen=_MOST_WAITING)
@@ -67,7 +56,7 @@ class LearnerLink:
 
     def hear_at(self, place: KvPlace, url: str, name: str, on_step: OnStep) -> "_Told":
         """The learner as a source of one server's steps."""
-        return _Told(self, wire.Listen(url, name, place), on_step, reports=self._reports)
+        return _Told(self, wire.Listen(url, name, place), on_step)
 
     def sent(self, url: str, blocks: Sequence[int], token_blocks: Sequence[int]) -> None:
         """A prompt was sent there: tell the others soon."""
@@ -169,15 +158,11 @@ class LearnerLink:
 class _Told:
     """One server's steps, from the learner."""
 
-    def __init__(
-        self, link: LearnerLink, listen: wire.Listen, on_step: OnStep, *, reports: bool
-    ) -> None:
+    def __init__(self, link: LearnerLink, listen: wire.Listen, on_step: OnStep) -> None:
         self.listen = listen
         self.counts = FeedCounts()
         self._link = link
         self._on_step = on_step
-        self._reports = reports
-        self._before: dict[str, int] | None = None
 
     async def run(self) -> None:
         """Hear it until cancelled."""
@@ -189,8 +174,7 @@ class _Told:
 
     def take(self, heard: wire.Heard) -> None:
         """What it says."""
-        if self._reports:
-            self._count(heard.counts)
+        self.counts = FeedCounts(**heard.counts)
         if heard.is_empty:
             self._on_step(Restarted())
         if heard.block_tokens:
@@ -200,11 +184,3 @@ class _Told:
     def lost(self, *, is_stale: bool) -> None:
         """There is no learner at this moment."""
         self._on_step(Moved((), (), "estimated" if is_stale else "doubted", anew=is_stale))
-
-    def _count(self, counts: dict[str, int]) -> None:
-        """What was heard while this process was there: those before it have counted the rest."""
-        before = self._before
-        if before is None or any(counts.get(what, 0) < count for what, count in before.items()):
-            before = self._before = counts
-        since = {what: count - before.get(what, 0) for what, count in counts.items()}
-        self.counts = FeedCounts(**since)

@@ -15,8 +15,8 @@ from preheat.engines.dialects import Dialect
 from preheat.engines.dialects.calls import Prompt
 from preheat.errors import EngineError
 
-WITHIN_S: Final = 0.05
-"""What a request waits for its tokens at most: about what computing 500 of them takes a large GPU."""
+WITHIN_S: Final = 0.25
+"""What a request waits for its tokens at most, while it is unknown what computing them takes."""
 _SMALL_BYTES: Final = 2_048
 """Less that isn't known of a prompt isn't waited for: 500 tokens that hardly anybody holds yet."""
 _ON_LOOP_BYTES: Final = 4_096
@@ -27,6 +27,8 @@ _FAILURES: Final = 8
 _REST_S: Final = 60.0
 """After so many in a row nothing is asked for so long."""
 
+Patience = Callable[[str, int], float]
+"""Seconds that may be waited for so many bytes of a model's prompt."""
 Answer = tuple[Dialect, bytes]
 Tokenise = Callable[[Prompt], Awaitable[Answer | None]]
 """A server's answer to the question for a prompt's ids; None where it has none. Raises EngineError."""
@@ -71,14 +73,14 @@ class Reading(NamedTuple):
 class PromptTokens:
     """Asks for what it doesn't know, once for all who want the same, and remembers it by beginnings.
 
-    A request waits `within_s` at most, and only for as much as matters: a conversation that goes on is
+    A request waits within its `patience`, and only for as much as matters: a conversation that goes on is
     known but for its last message. Whatever goes wrong, there are just no blocks.
     """
 
-    def __init__(self, names: KvNames, tokenise: Tokenise, within_s: float = WITHIN_S) -> None:
+    def __init__(self, names: KvNames, tokenise: Tokenise, patience: Patience) -> None:
         self._names = names
         self._tokenise = tokenise
-        self._within_s = within_s
+        self._patience = patience
         self._memo = TokenMemo()
         self._flights: dict[int, asyncio.Task[Sequence[int]]] = {}
         self._failures = 0
@@ -101,7 +103,7 @@ class PromptTokens:
         flight = self._flight(reading, body)
         if flight is not None and rest_bytes > _SMALL_BYTES:
             try:
-                async with asyncio.timeout(self._within_s):
+                async with asyncio.timeout(self._patience(reading.prompt.model, rest_bytes)):
                     return await asyncio.shield(flight) or known.blocks
             except TimeoutError:
                 self._failed()

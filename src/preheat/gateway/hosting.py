@@ -9,7 +9,6 @@ import msgspec
 from preheat.core.stats import Snapshot
 from preheat.core.types import Invalidation, Removed
 from preheat.engines.child import Address
-from preheat.engines.kv_link import LearnerAt
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,14 +36,14 @@ class Host(Protocol):
     """The other workers of this machine, seen from one.
 
     `name` is random and the same in all of them; `slot` is this one's number. `secret` is that of
-    the machine's files; b"" where this process has to find it itself. `learner` is where the machine's
-    listens, if it has one.
+    the machine's files; b"" where this process has to find it itself. `learner` is the path of the
+    socket of the machine's, if it has one.
     """
 
     name: str
     slot: int
     secret: bytes
-    learner: LearnerAt | None
+    learner: str
 
     async def snapshots(self) -> Snapshot:
         """What all workers counted, the dead ones included."""
@@ -86,7 +85,7 @@ class Alone:
         self.name = secrets.token_hex(4)
         self.slot = 0
         self.secret = b""
-        self.learner: LearnerAt | None = None
+        self.learner = ""
         self.gateway: OneProcess | None = None
 
     async def snapshots(self) -> Snapshot:

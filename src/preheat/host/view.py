@@ -6,7 +6,6 @@ from typing import Final, TypeVar
 from preheat.core.stats import Snapshot
 from preheat.core.types import Invalidation
 from preheat.engines.child import Address
-from preheat.engines.kv_link import LearnerAt
 from preheat.errors import UpstreamError
 from preheat.gateway.hosting import Forgotten, ProcessState
 from preheat.host import messages
@@ -28,16 +27,14 @@ class HostView:
         self.name = ""
         self.slot = 0
         self.secret = b""
-        self.learner: LearnerAt | None = None
+        self.learner = ""
         self.engines: dict[str, Address | None] = {}
         self._collection = Rounds(self._collected)
 
     def begin(self, start: messages.Start) -> None:
         """Take over what the supervisor tells at the start."""
         self.name, self.slot, self.engines = start.name, start.slot, start.engines
-        self.secret = start.secret
-        if start.learner:
-            self.learner = LearnerAt(start.learner, reports=start.slot == 0)
+        self.secret, self.learner = start.secret, start.learner
 
     async def snapshots(self) -> Snapshot:
         """What all workers counted, the dead ones included."""

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -23,8 +22,10 @@ _CONNECT_S: Final = 1.0
 _FLUSH_S: Final = 0.05
 _PAUSE_S: Final = 0.25
 _LONGEST_PAUSE_S: Final = 5.0
-_MOST_WAITING: Final = 256
-"""Prompts that wait to be told of. With more of them in a flush the oldest aren't."""
+_MOST_WAITING_BYTES: Final = 2_097_152
+"""Of prompts that wait to be told of; of more the others don't learn. Some 3,000 of 1,000 tokens each."""
+_MOST_TOKEN_BLOCKS: Final = 1_024
+"""Of a prompt. Of what is behind them the events tell."""
 _MOST_UNREAD_BYTES: Final = 1_048_576
 _STALE_S: Final = 120.0
 """So long what was told counts without the learner, as where a publisher is away."""
@@ -43,7 +44,8 @@ class LearnerLink:
         self._on_event = on_event
         self._on_sent: OnSent | None = None
         self._told: dict[str, _Told] = {}
-        self._waiting: deque[wire.Sent] = deque(maxlen=_MOST_WAITING)
+        self._waiting: list[wire.Sent] = []
+        self._waiting_bytes = 0
         self._writer: asyncio.StreamWriter | None = None
         self._secret = b""
         self._task: asyncio.Task[None] | None = None
@@ -60,7 +62,11 @@ class LearnerLink:
 
     def sent(self, url: str, blocks: Sequence[int], token_blocks: Sequence[int]) -> None:
         """A prompt was sent there: tell the others soon."""
-        self._waiting.append(wire.Sent(url, wire.packed(blocks), wire.packed(token_blocks)))
+        one = wire.Sent(url, wire.packed(blocks), wire.packed(token_blocks[:_MOST_TOKEN_BLOCKS]))
+        size = len(one.blocks) + len(one.token_blocks)
+        if size and self._waiting_bytes + size <= _MOST_WAITING_BYTES:
+            self._waiting.append(one)
+            self._waiting_bytes += size
 
     async def aclose(self) -> None:
         """No more."""
@@ -124,9 +130,8 @@ class LearnerLink:
     async def _flush(self) -> None:
         while True:
             await asyncio.sleep(_FLUSH_S)
-            if self._waiting:
-                prompts = list(self._waiting)
-                self._waiting.clear()
+            prompts, self._waiting, self._waiting_bytes = self._waiting, [], 0
+            if prompts:
                 self._write(wire.AllSent(prompts))
 
     async def _take(self, message: wire.ToWorker) -> None:

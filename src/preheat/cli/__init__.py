@@ -18,6 +18,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "headroom": "how much each lever could save at most on a trace: routing, tiers, restarts",
     "warm": "have prefixes computed on servers before anybody asks, in idle moments only",
     "verify": "tell which prefixes are warm on which server: proven, refuted or unknown",
+    "observe": "watch a stack from beside: its log, its servers, what routing and warming would change",
     "tiers": "how fast KV comes back from memory, disk and slot files, and from when that pays",
     "doctor": "find out why something doesn't work, or why there are no hits",
 }

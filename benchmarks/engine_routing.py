@@ -39,6 +39,7 @@ import msgspec
 
 from benchmarks.engine_pair import Door, Pair, gateway, pair, vllm_router
 from benchmarks.families import Chats, Shape, closed_loop, played, poisson, ready, write_trace
+from benchmarks.miss_path import router_version
 from benchmarks.process import Others
 from benchmarks.report import BenchmarkError, Progress, Result, first_line
 from preheat.core.spread import spread_of
@@ -116,9 +117,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
         "block_hits": {arm: [hits([block]) for block in blocks] for arm, blocks in seen.items()},
     }
     if executable is not None:
-        settings["vllm_router"] = first_line(
-            [str(Path(executable).with_name("pip")), "show", "vllm-router"]
-        )
+        settings["vllm_router"] = first_line(router_version(executable))
     return Result(figures(seen), settings)
 
 

@@ -50,25 +50,23 @@ class Chats:
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         """The family's number and the request's body."""
-        shape = self._shape
         while True:
-            (family,) = self._order.choices(range(shape.families), self._shares)
-            own = f"{self._chance.getrandbits(64):016x} "
-            own += one_prefix(self._chance, shape.own_tokens)
-            messages = [
-                {"role": "system", "content": self._prefixes[family]},
-                {"role": "user", "content": own},
-            ]
-            yield (
-                family,
-                chat.body(
-                    messages,
-                    model=MODEL,
-                    stream=True,
-                    max_tokens=shape.answer_tokens,
-                    ignore_eos=True,
-                ),
-            )
+            (family,) = self._order.choices(range(self._shape.families), self._shares)
+            yield family, self._body(family)
+
+    def one_of_each(self) -> list[tuple[int, bytes]]:
+        """A request of every family."""
+        return [(family, self._body(family)) for family in range(self._shape.families)]
+
+    def _body(self, family: int) -> bytes:
+        own = f"{self._chance.getrandbits(64):016x} "
+        own += one_prefix(self._chance, self._shape.own_tokens)
+        messages = [
+            {"role": "system", "content": self._prefixes[family]},
+            {"role": "user", "content": own},
+        ]
+        tokens = self._shape.answer_tokens
+        return chat.body(messages, model=MODEL, stream=True, max_tokens=tokens, ignore_eos=True)
 
 
 def poisson(pattern: str, rate_per_s: float) -> Iterator[float]:
@@ -94,7 +92,9 @@ async def played(door: Door, path: Path) -> list[Outcome]:
     return outcomes
 
 
-async def closed_loop(door: Door, chats: Chats, *, requests: int, clients: int) -> float:
+async def closed_loop(
+    door: Door, chats: Iterable[tuple[int, bytes]], *, requests: int, clients: int
+) -> float:
     """Answers a second where each client asks when it has its answer. All must be good."""
     loop, bodies = asyncio.get_running_loop(), iter(chats)
     left = iter(range(requests))

@@ -36,6 +36,7 @@ FLEETS = (8, 64)
 FAMILIES, COMMON_BLOCKS, OWN_BLOCKS = 50, 48, 16
 BLOCK_TOKENS = 16
 BODY_BYTES = 32_768
+TOKEN_S = 2e-4
 SLOTS, SHARED_BLOCKS, ASKED_FAMILIES = 4, 8, 16
 
 
@@ -156,7 +157,9 @@ def slots_decision(
     under_way: list[Ticket] = []
 
     def place(blocks: list[int]) -> None:
-        under_way.append(router.place(Ask("m", blocks, 64, 4_096), range(workers), now).ticket)
+        ticket = router.place(Ask("m", blocks, 64, 4_096), range(workers), now).ticket
+        under_way.append(ticket)
+        router.began(ticket, now + TOKEN_S * (1_024 - ticket.overlap_tokens))
         if len(under_way) > SLOTS * workers // 2:
             ended = under_way.pop(chance.randrange(len(under_way)))
             router.ended(ended, Usage(1_024, 100, ended.overlap_tokens, tells_cached=True), now)

@@ -1,6 +1,7 @@
 """What a llama.cpp server has, now and later: against its rules written down a second time, plainly."""
 
 import random
+from copy import deepcopy
 
 import pytest
 from hypothesis import given, settings
@@ -88,16 +89,31 @@ class Plain:
             self.cache.pop(0)
         self.cache.append(held)
 
+    def finds(self, blocks: list[int]) -> int:
+        """What it would find now: it is tried, in a copy."""
+        trial = deepcopy(self)
+        if any(slot["busy"] is None for slot in trial.slots):
+            trial.send(-1, blocks)
+            return trial.found[-1]
+        nowhere = {"holds": []}
+        trial.exchange(nowhere, blocks)
+        return alike(nowhere["holds"], blocks)
+
+    def leaves(self, blocks: list[int]) -> int:
+        """The most of it that those under way or waiting will leave."""
+        busy = [slot["holds"] for slot in self.slots if slot["busy"] is not None]
+        return max((alike(one, blocks) for one in busy + [b for _, b in self.queue]), default=0)
+
     def has(self) -> set[int]:
         here = [slot["holds"] for slot in self.slots] + self.cache
         return {block for one in [*here, *(b for _, b in self.queue)] for block in one}
 
 
-prompts = st.lists(st.integers(0, 2), max_size=8).map(lambda names: path(*names))
+prompts = st.lists(st.integers(0, 2), max_size=12).map(lambda names: path(*names))
 steps = st.lists(st.tuples(prompts, st.sampled_from(["end", "fail", "go on"])), max_size=40)
 
 
-@given(steps, prompts, st.integers(1, 3), st.sampled_from([0, 5, 12, 100]))
+@given(steps, prompts, st.integers(1, 3), st.sampled_from([0, 5, 12, 25, 100]))
 @settings(max_examples=150, deadline=None)
 def test_what_a_request_finds_is_what_the_rules_say(
     sent: list[tuple[list[int], str]], asked: list[int], slots: int, room: int
@@ -123,11 +139,26 @@ def test_what_a_request_finds_is_what_the_rules_say(
                 plain.end(number, at, stay.hoped)
                 index.failed(stay, at)
         assert set(residency) == plain.has()
+        check_looks(residency, plain, asked)
+        check_looks(residency, plain, list(blocks))
     index.resized(0, 8, 99.0)  # what went is told at the next occasion
     assert len(index) == len(plain.has())
     assert index.overlaps(asked).get(0, 0) == next(
         (n for n, block in enumerate(asked) if block not in plain.has()), len(asked)
     )
+
+
+def check_looks(residency: SlotResidency, plain: Plain, asked: list[int]) -> None:
+    most = next((n for n, one in enumerate(asked) if one not in plain.has()), len(asked))
+    now, later = plain.finds(asked), plain.leaves(asked)
+    usable = residency.usable(asked)
+    assert usable[:2] == (now, max(now, later))
+    assert residency.usable(asked, most) == usable
+    assert (usable.running is not None) == (later > now)
+    if usable.running is not None:
+        assert alike(list(usable.running), asked) == later
+    if most and residency.has_now(asked, most):
+        assert now == most
 
 
 def test_a_busy_slots_prefix_is_there_later_and_not_now() -> None:

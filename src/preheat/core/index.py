@@ -1,12 +1,16 @@
 """Which worker probably holds which prefix."""
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
 import msgspec
 
 from preheat.core.residency import Residency
 from preheat.core.slots import SlotResidency
 from preheat.core.told import Change, ToldResidency
+
+_MANY: Final = 6
+"""Of more ones in a mask its digits are read, which takes less than picking out each."""
 
 Known = Residency | SlotResidency | ToldResidency
 """What a worker holds: estimated in blocks or in slots, or told by its own events."""
@@ -181,6 +185,8 @@ def _bits(mask: int) -> list[int]:
     >>> _bits(0b1001)
     [0, 3]
     """
+    if mask.bit_count() > _MANY:
+        return [place for place, digit in enumerate(bin(mask)[:1:-1]) if digit == "1"]
     places = []
     while mask:
         low = mask & -mask

@@ -12,6 +12,7 @@ from preheat.core.index import PrefixIndex, Stay
 from preheat.core.memo import Memo
 from preheat.core.placing import Candidate, Placing
 from preheat.core.routing import RoutingPolicy
+from preheat.core.routing.preheat import Preheat
 from preheat.core.slot_ways import Prospect, quickest
 from preheat.core.slots import SlotResidency
 from preheat.core.told import Change, ToldResidency
@@ -27,6 +28,8 @@ _HALF: Final = 0.5
 """How much of a session's last prompt is thought to be its next one's, where no hash can tell."""
 _LATE_SHARE: Final = 0.1
 """Of the usual time to say an answer: so much more one is given that takes longer."""
+_BEATEN: Final = 1.01
+"""Who takes that much longer isn't `preheat`'s equal."""
 _QUIET_SHARE: Final = 0.1
 """An answer whose wait in the queue was more of its time than this says little about speeds."""
 
@@ -114,6 +117,7 @@ class _Lane:
         self.candidate = Candidate(number=number)
         self.slots: SlotResidency | None = None
         self.lead: Lead | None = None  # of the request that is being placed
+        self.guess_blocks = 0  # which that one may find in its slots, or may not
         self.tickets: dict[int, Ticket] = {}
         self.waiting: dict[int, Ticket] = {}  # no first byte yet, oldest first
         self.waiting_s = 0.0
@@ -129,15 +133,21 @@ class _Lane:
         """Seconds of prefill before one that comes now."""
         left_s = 0.0
         if self.waiting:  # no calls: asked of each worker for each request
-            done_s = now - self.head_at
-            if done_s > self.head_s:
-                done_s = self.head_s
-            left_s = self.waiting_s - done_s if done_s > 0.0 else self.waiting_s
-            if left_s < 0.0:
-                left_s = 0.0
+            left_s, done_s = self.waiting_s, now - self.head_at
+            if done_s < self.head_s:
+                left_s -= done_s
+            else:
+                left_s -= self.head_s
         if self.reported_s:
             left_s += max(0.0, self.reported_s - (now - self.reported_at))
-        return left_s
+        return max(0.0, left_s)
+
+    def has_now(self, blocks: Sequence[int]) -> bool:
+        """Whether the guess about its slots is known to be right, at a glance."""
+        if self.slots is None or not self.slots.has_now(blocks, self.guess_blocks):
+            return False
+        self.guess_blocks = 0
+        return True
 
     def add(self, ticket: Ticket, now: float) -> None:
         if not self.waiting:
@@ -168,6 +178,7 @@ class Router:
         self.index = PrefixIndex()
         self._policy = policy
         self._shadow = None if shadow is None else Shadow(shadow)
+        self._goes_by_seconds = shadow is None and isinstance(policy, Preheat)
         self._ghost = Ghost()
         self._learner = ServiceLearner()
         self._service: Memo[str, ServiceModel] = Memo(_MODELS)
@@ -233,6 +244,7 @@ class Router:
         found: dict[float, tuple[int, float]] = {0: (0, service.prefill_s(tokens))}
         lanes, depths = self._lanes, overlaps.get
         candidates: list[Candidate] = []
+        guessed: list[_Lane] = []
         for number in allowed:
             lane = lanes.get(number) or self._lane(number)
             one, waiting = lane.candidate, lane.waiting
@@ -246,10 +258,15 @@ class Router:
             one.overlap_tokens, one.miss_s = here
             if lane.slots is not None:
                 lane.lead = None
-                if depth and ask.blocks:
-                    self._foretell(lane, ask, tokens, now)
+                lane.guess_blocks = int(depth) if ask.blocks else 0
+                if lane.guess_blocks:
+                    guessed.append(lane)
             candidates.append(one)
+        if guessed:
+            self._foretell_all(guessed, ask, tokens, now)
         chosen = candidates[self._policy.choose(placing, candidates, now)]
+        if guessed and lanes[chosen.number].guess_blocks:
+            self._foretell(lanes[chosen.number], ask, tokens, now)
         if self._shadow is not None:
             self._compare(self._shadow, placing, candidates, chosen, now)
         least_queue_s = min([one.queue_s for one in candidates])
@@ -432,24 +449,48 @@ class Router:
         if ticket.told_stay is not None:
             self.index.ended(ticket.told_stay, now, told)
 
+    def _foretell_all(self, lanes: list[_Lane], ask: Ask, tokens: int, now: float) -> None:
+        """Their candidates so far have all that is anywhere in their slots, the least that a request can
+        cost there. For a rule that goes by seconds only those are looked at more closely that aren't
+        beaten even so by one that is sure; the beaten count as cold."""
+        if not self._goes_by_seconds:
+            for lane in lanes:
+                self._foretell(lane, ask, tokens, now)
+            return
+        least_s = [lane.candidate.queue_s + lane.candidate.miss_s for lane in lanes]
+        near_s = _BEATEN * min(least_s)
+        sure_s = sure_miss_s = inf
+        for lane, seconds in zip(lanes, least_s, strict=True):
+            if seconds <= near_s and lane.has_now(ask.blocks):
+                sure_s, sure_miss_s = seconds, lane.candidate.miss_s
+        cold_s = (self._service[ask.model] or _UNKNOWN).prefill_s(tokens)
+        for lane, seconds in zip(lanes, least_s, strict=True):
+            one = lane.candidate
+            if seconds >= sure_s and one.miss_s >= sure_miss_s:
+                if lane.guess_blocks:
+                    one.overlap_tokens, one.miss_s = 0, cold_s
+                continue
+            self._foretell(lane, ask, tokens, now)
+            if one.queue_s + one.miss_s < sure_s:
+                sure_s, sure_miss_s = one.queue_s + one.miss_s, one.miss_s
+
     def _foretell(self, lane: _Lane, ask: Ask, tokens: int, now: float) -> None:
         """What a prompt would find in a server's slots, and whether it should wait for one that
         computes it: into the lane's candidate and its `lead`. What runs is shared with nobody."""
         assert lane.slots is not None
         lane.lead, one = None, lane.candidate
-        usable = lane.slots.usable(ask.blocks)
+        most, lane.guess_blocks = lane.guess_blocks or None, 0
+        usable = lane.slots.usable(ask.blocks, most)
         service = self._service[ask.model] or _UNKNOWN
         block_tokens = ask.block_bytes / (self._token_bytes[ask.model] or _TOKEN_BYTES)
-        here, later = (
-            min(int(blocks * block_tokens), tokens - 1)
-            for blocks in (usable.blocks, usable.later_blocks)
-        )
+        here = min(int(usable.blocks * block_tokens), tokens - 1)
         one.overlap_tokens = here
         one.miss_s = service.prefill_s(tokens - here, here)
         leader = _holder(lane.tickets.values(), usable.running)
         decoding_s = self._decoding.expected_s(ask.model)
         if leader is None or decoding_s is None:
             return
+        later = min(int(usable.later_blocks * block_tokens), tokens - 1)
         rest_s = service.prefill_s(tokens - later, later)
         leader_s = _left_s(leader, decoding_s, now)
         prospect = Prospect(

@@ -14,7 +14,7 @@ with the sequence in its slot isn't computed again. The rules are those of tools
   oldest when it is full.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
 LEAST_LIKENESS: Final = 0.1
@@ -118,6 +118,20 @@ class SlotRules(Generic[S]):
             return best, shared < LEAST_KEPT * self._size(best.holds)
         return None if oldest is None else (oldest, True)
 
+    def best(
+        self, shared: int, kept: float, offers: Iterable[tuple[S, int]]
+    ) -> tuple[S | None, int]:
+        """What of the cache is better than a slot whose sequence shares so much with a prompt, `kept`
+        of itself. Offered are sequences, the oldest first, and what each shares with the prompt.
+        Returns it, and what it shares."""
+        found = None
+        for one, here in offers:
+            if here > shared:
+                part = here / self._size(one)
+                if part >= _LEAST_FOUND and part > kept:
+                    found, shared, kept = one, here, part
+        return found, shared
+
     def _better(self, held: S | None, prompt: S, cache: list[S]) -> S | None:
         """What of the cache is better for this prompt than what the slot holds."""
         shared, kept = 0, -1.0
@@ -125,17 +139,9 @@ class SlotRules(Generic[S]):
             shared = self._shared(held, prompt)
             size = self._size(held)
             kept = shared / size if size else 0.0
-        found = None
-        for one in cache:
-            if not self._exceeds(one, prompt, shared):
-                continue
-            here = self._shared(one, prompt)
-            if here <= shared:  # both may be shorter than what they share
-                continue
-            part = here / self._size(one)
-            if part >= _LEAST_FOUND and part > kept:
-                found, shared, kept = one, here, part
-        return found
+        exceeds = self._exceeds
+        offers = ((one, self._shared(one, prompt)) for one in cache if exceeds(one, prompt, shared))
+        return self.best(shared, kept, offers)[0]
 
     def _save(self, held: S | None, cache: list[S]) -> None:
         """Copy a sequence into the cache, unless it begins one that is there or is too large."""

@@ -2,10 +2,12 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 from typing import Final, NamedTuple
 
 from preheat.core.slot_desk import alike
-from preheat.core.slot_rules import Slot, SlotRules
+from preheat.core.slot_rules import LEAST_KEPT, LEAST_LIKENESS, Slot, SlotRules
+from preheat.core.starts import ALL, Starts
 from preheat.core.witness import Trust, Witness
 
 USUAL_CACHE_BLOCKS: Final = 512
@@ -25,12 +27,14 @@ class Usable(NamedTuple):
 
 
 class _Sequence:
-    """Blocks that belong to each other. Its identity counts: two requests may ask the same."""
+    """Blocks that belong to each other, and their bit, once they are counted. Its identity counts:
+    two requests may ask the same."""
 
-    __slots__ = ("blocks",)
+    __slots__ = ("bit", "blocks")
 
     def __init__(self, blocks: Sequence[int]) -> None:
         self.blocks = blocks
+        self.bit = 0
 
 
 class SlotResidency:
@@ -57,7 +61,11 @@ class SlotResidency:
         self._running: dict[_Sequence, Slot[_Sequence]] = {}  # the oldest first
         self._waiting: deque[_Sequence] = deque()
         self._known: set[_Sequence] = set()  # whose blocks are counted
-        self._counts: dict[int, int] = {}  # in how many sequences a block is
+        self._starts = Starts()  # of those
+        self._idle = self._cached = self._busy = 0  # bits of those in such a place
+        self._idle_slots: list[_Sequence] = []
+        self._oldest: _Sequence | None = None  # of those
+        self._used = 0  # blocks in the prompt cache
         self._gone: list[int] = []  # not reported yet; may have come back
 
     @property
@@ -76,24 +84,36 @@ class SlotResidency:
         return self._rules.room
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return len(self._starts)
 
     def __iter__(self) -> Iterator[int]:
         """What it is thought to have, in whatever place, or to have soon."""
-        return iter(list(self._counts))
+        return iter(list(self._starts))
 
     def holds(self, blocks: Sequence[int]) -> int:
         """How many leading blocks a request would find if it came now."""
-        return self._rules.foretold(_Sequence(blocks))
+        return self._finds(blocks, self._starts.deepest(blocks, ALL, len(blocks)))
 
-    def usable(self, blocks: Sequence[int]) -> Usable:
-        """What it would find now, and what later; of several that leave as much, the one sent first."""
-        now = self.holds(blocks)
-        most, running = now, None
-        for one in (*self._running, *self._waiting):
-            if most < len(blocks) and len(one.blocks) > most and one.blocks[most] == blocks[most]:
-                most, running = alike(one.blocks, blocks), one.blocks
-        return Usable(now, most, running)
+    def has_now(self, blocks: Sequence[int], most: int) -> bool:
+        """Whether it would find all that anybody has of it now, `most` blocks: a look, not a search.
+        Where it says no, `usable` knows."""
+        here = self._starts.bits.get(blocks[most - 1], 0) & self._idle
+        if not here or most > LEAST_LIKENESS * len(blocks):
+            return here != 0
+        return self._oldest is not None and here & self._oldest.bit != 0
+
+    def usable(self, blocks: Sequence[int], most: int | None = None) -> Usable:
+        """What it would find now, and what later; of several that leave as much, the one sent first.
+        `most` leading blocks are anywhere, where that is known."""
+        if most is None:
+            most = self._starts.deepest(blocks, ALL, len(blocks))
+        now = self._finds(blocks, most)
+        later = self._starts.deepest(blocks, self._busy, most) if now < most else 0
+        if later <= now:
+            return Usable(now, now, None)
+        among = self._starts.bits.get(blocks[later - 1], 0)
+        first = next(one for one in (*self._running, *self._waiting) if one.bit & among)
+        return Usable(now, later, first.blocks)
 
     def sent(self, blocks: Sequence[int], now: float) -> tuple[Sequence[int], list[int]]:
         """A request goes there, into a slot or the queue. Returns those blocks that it won't find, all
@@ -101,7 +121,7 @@ class SlotResidency:
         one = _Sequence(blocks)
         taken = None if self._waiting else self._rules.take(one)
         if taken is None:
-            found = self._rules.foretold(one)
+            found = self.holds(blocks)
             self._waiting.append(one)
         else:
             slot, found = taken
@@ -142,19 +162,20 @@ class SlotResidency:
         if place.is_busy:
             return [], []
         place.holds = _Sequence(blocks)
-        came = [block for block in blocks if block not in self._counts]
+        came = [block for block in blocks if block not in self._starts]
         self._recount()
         return came, self._left()
 
     def cleared(self) -> list[int]:
         """It was restarted or reset: another life begins with nothing. Returns what is gone."""
-        before = list({*self._counts, *self._gone})
+        before = list({*self._starts, *self._gone})
         self._rules = _rules(self.slots, self._rules.room)
         self._witness.cleared()
         self._running.clear()
         self._waiting.clear()
         self._known.clear()
-        self._counts.clear()
+        self._starts.clear()
+        self._recount()
         self._gone.clear()
         self.life += 1
         return before
@@ -185,29 +206,66 @@ class SlotResidency:
             self._waiting.remove(one)
         self._begin()
 
+    def _finds(self, blocks: Sequence[int], most: int) -> int:
+        """What `SlotRules.foretold` says, where `most` leading blocks are anywhere: told by the bits."""
+        starts, taken = self._starts, self._oldest
+        here = starts.deepest(blocks, self._idle, most)
+        if here > LEAST_LIKENESS * len(blocks):
+            if here == most:
+                return here
+            among = starts.bits.get(blocks[here - 1], 0)
+            taken = fullest = next(one for one in self._idle_slots if one.bit & among)
+            if here >= LEAST_KEPT * len(fullest.blocks):
+                return here
+        else:
+            here = 0 if taken is None else starts.deepest(blocks, taken.bit, here)
+        offered = 0 if here == most else starts.bits.get(blocks[here], 0) & self._cached
+        if not offered:
+            return here
+        if taken is not None and not taken.bit & self._cached and self._would_push_out(taken):
+            return self._rules.foretold(_Sequence(blocks))
+        kept = -1.0 if taken is None else here / max(1, len(taken.blocks))
+        shares = starts.depths(blocks, offered, most)
+        offers = [(one, shares[one.bit]) for one in self._rules.cache if one.bit in shares]
+        return self._rules.best(here, kept, offers)[1]
+
+    def _would_push_out(self, one: _Sequence) -> bool:
+        """Whether others may leave the cache when this is copied there."""
+        size = len(one.blocks)
+        return self._used + size > self._rules.room >= size
+
     def _recount(self) -> None:
-        """Blocks of sequences that came and went."""
-        held = (slot.holds for slot in self._rules.slots)
-        here = {one for one in held if one is not None}
-        here.update(self._rules.cache, self._waiting)
-        counts = self._counts
+        """Sequences that came and went, and where all are now."""
+        rules, starts = self._rules, self._starts
+        here = {slot.holds for slot in rules.slots if slot.holds is not None}
+        here.update(rules.cache, self._waiting)
         for one in here - self._known:
-            for block in one.blocks:
-                counts[block] = counts.get(block, 0) + 1
+            one.bit = starts.add(one.blocks)
         for one in self._known - here:
-            for block in one.blocks:
-                left = counts[block] - 1
-                if left:
-                    counts[block] = left
-                else:
-                    del counts[block]
-                    self._gone.append(block)
+            self._gone += starts.drop(one.blocks, one.bit)
         self._known = here
+        self._busy = self._idle = self._cached = self._used = 0
+        self._idle_slots, self._oldest, oldest_at = [], None, inf
+        for slot in rules.slots:
+            held = slot.holds
+            if slot.is_busy:
+                self._busy |= 0 if held is None else held.bit
+                continue
+            if held is not None:
+                self._idle |= held.bit
+                self._idle_slots.append(held)
+            if slot.used_at <= oldest_at:
+                oldest_at, self._oldest = slot.used_at, held
+        for one in self._waiting:
+            self._busy |= one.bit
+        for one in rules.cache:
+            self._cached |= one.bit
+            self._used += len(one.blocks)
 
     def _left(self) -> list[int]:
         """What went since this was asked last, and hasn't come back."""
         gone, self._gone = self._gone, []
-        return [block for block in dict.fromkeys(gone) if block not in self._counts]
+        return [block for block in dict.fromkeys(gone) if block not in self._starts]
 
 
 def _rules(slots: int, room: int) -> SlotRules[_Sequence]:

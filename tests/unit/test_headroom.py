@@ -32,7 +32,7 @@ from preheat.replay.headroom.fleets import blind_spots, fleet_of
 from preheat.replay.headroom.ladder import LEVERS, NOTHING, OURS, RAMPED, ladder, legend
 from preheat.replay.headroom.pauses import LEVERS as PAUSE_LEVERS
 from preheat.replay.headroom.pauses import Closing, Sitting, arms, keep
-from preheat.replay.headroom.ramp import Ramp
+from preheat.core.ramp import Ramp
 from preheat.replay.headroom.study import study as whole_study
 from preheat.replay.headroom.wanted import QUICK, Wanted
 from preheat.replay.measures import Measures, measures_of

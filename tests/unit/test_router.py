@@ -283,3 +283,26 @@ def test_a_follower_of_one_that_failed_goes_at_once() -> None:
     follower = made.place(ask(*range(30), 99), [0], 1_001.0).ticket
     made.failed(leader, 1_002.0)
     assert made.leads(follower, 1_002.0) is None
+
+
+def test_a_worker_that_comes_back_cold_gets_a_growing_share() -> None:
+    made = router("round_robin")
+
+    def share(number: int, began_at: float, *, asks: int = 48) -> int:
+        """Of requests with a trunk that the others hold, and an end of their own."""
+        ends = (
+            range(int(1_000 * (began_at + at)) + 100, int(1_000 * (began_at + at)) + 110)
+            for at in range(asks)
+        )
+        blocks = [(*range(20), *end) for end in ends]
+        served = [serve(made, ask(*one), began_at + at).worker for at, one in enumerate(blocks)]
+        return served.count(number)
+
+    share(0, 0.0)
+    made.cleared(0)
+    made.returned(0, 400.0)
+    assert 0 < share(0, 400.0, asks=24) < 6
+    assert share(0, 800.0) == 12
+    made.returned(1, 900.0)
+    made.left(1)
+    assert share(1, 900.0) == 12

@@ -10,8 +10,9 @@ import pytest
 
 from preheat.core.types import Invalidation, Key
 from preheat.errors import ConfigError, StoreError
+from preheat.stores.sighting import Sighting
 from preheat.stores.trunk_file import TrunkFile
-from preheat.stores.trunks import LEAST_SESSIONS, Sighting, Trunks
+from preheat.stores.trunks import LEAST_SESSIONS, Trunks
 
 SYSTEM = {"role": "system", "content": "You help with orders."}
 EXAMPLE = {"role": "user", "content": "An example of a question"}
@@ -226,7 +227,7 @@ def test_turning_encryption_on_keeps_what_is_there(tmp_path: Path) -> None:
     path = tmp_path / "trunks"
     trunks = Trunks(file=TrunkFile(path))
     fill(trunks, SYSTEM)
-    trunks.save()
+    trunks.close()
     sealed = Trunks(file=TrunkFile(path, secret=SECRET))
     sealed.saw(seen("s9", SYSTEM), 1.0)
     sealed.save()
@@ -244,7 +245,7 @@ def test_a_damaged_file_is_set_aside_and_goes_with_the_next_invalidation(
     path = tmp_path / "trunks"
     trunks = Trunks(file=TrunkFile(path, secret=secret))
     fill(trunks, SYSTEM)
-    trunks.save()
+    trunks.close()
     data = path.read_bytes()
     path.write_bytes(
         {
@@ -266,3 +267,44 @@ def test_a_damaged_file_is_set_aside_and_goes_with_the_next_invalidation(
     again.invalidate(Invalidation(tenant="nobody"))
     assert not aside.exists()
     assert len(again) == 1
+
+
+def test_of_several_processes_one_writes_and_the_next_goes_on_with_what_it_knew(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "trunks"
+    first, second = Trunks(file=TrunkFile(path)), Trunks(file=TrunkFile(path))
+    fill(first, SYSTEM)
+    first.save()
+    fill(second, EXAMPLE)
+    second.save()  # not its file
+    assert b"An example" not in path.read_bytes()
+    second.invalidate(Invalidation(tenant="t"))
+    assert (len(second), b"You help" in path.read_bytes()) == (0, True)
+    fill(second, EXAMPLE)
+    first.close()
+    second.save()
+    assert {one.messages[0]["content"] for one in second.hot(0.0)} == {
+        SYSTEM["content"],
+        EXAMPLE["content"],
+    }
+    assert all(text in path.read_bytes() for text in (b"You help", b"An example"))
+    second.invalidate(Invalidation(tenant="t"))
+    assert b"You help" not in path.read_bytes()
+
+
+def test_who_was_seen_of_late_is_hotter_than_who_was_seen_often() -> None:
+    trunks = Trunks()
+    for number in range(20):
+        trunks.saw(seen(f"s{number}", SYSTEM), 0.0)
+    fill(trunks, EXAMPLE, now=900.0)
+    assert [one.messages for one in trunks.hot(900.0)] == [[EXAMPLE], [SYSTEM]]
+
+
+def test_a_trunk_tells_the_blocks_by_which_the_router_knows_it() -> None:
+    trunks = Trunks()
+    fill(trunks, SYSTEM, EXAMPLE, blocks=[7, 8, 9, 10], block_ends=[1, 3, 4])
+    (trunk,) = trunks.hot(0.0)
+    assert (trunk.messages, trunk.blocks) == ([SYSTEM, EXAMPLE], [7, 8, 9])
+    trunks.invalidate(Invalidation(tenant="t"))
+    assert trunks.hot(0.0) == []

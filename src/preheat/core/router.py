@@ -11,6 +11,7 @@ from preheat.core.costs import Errors, ServiceLearner, ServiceModel, ServiceTime
 from preheat.core.index import PrefixIndex, Stay
 from preheat.core.memo import Memo
 from preheat.core.placing import Candidate, Placing
+from preheat.core.ramp import Ramp
 from preheat.core.routing import RoutingPolicy
 from preheat.core.routing.preheat import Preheat
 from preheat.core.slot_ways import Prospect, quickest
@@ -176,7 +177,7 @@ class Router:
 
     def __init__(self, policy: RoutingPolicy, *, shadow: RoutingPolicy | None = None) -> None:
         self.index = PrefixIndex()
-        self._policy = policy
+        self._policy = self._ramp = Ramp(policy)
         self._shadow = None if shadow is None else Shadow(shadow)
         self._goes_by_seconds = shadow is None and isinstance(policy, Preheat)
         self._ghost = Ghost()
@@ -387,6 +388,10 @@ class Router:
             if stay is not None:
                 self.index.ended(stay, now, None)
 
+    def returned(self, worker: int, now: float) -> None:
+        """It takes requests again after a restart, or it is new: a growing share of them."""
+        self._ramp.returned(worker, now)
+
     def cleared(self, worker: int) -> None:
         """Its cache is empty: it was restarted, or reset."""
         self.index.cleared(worker)
@@ -396,6 +401,7 @@ class Router:
         """It is no more."""
         self.index.left(worker)
         self._ghost.left(worker)
+        self._ramp.left(worker)
         self._lanes.pop(worker, None)
 
     def _lane(self, number: int) -> _Lane:

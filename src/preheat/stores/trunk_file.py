@@ -5,6 +5,7 @@ random nonce of 192 bits, by libsodium through PyNaCl, the extra `encrypt`).
 """
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -24,7 +25,7 @@ _MOST_BYTES: Final = 2**30
 
 class Row(msgspec.Struct, array_like=True):
     """One message of a trunk. `parent` is the id of the one before it, or empty; `session` the last
-    that began with it."""
+    that began with it. `heat` counts its sessions, older ones for less, and is that of `seen_at`."""
 
     tenant: str
     namespace: str
@@ -36,6 +37,7 @@ class Row(msgspec.Struct, array_like=True):
     session: int
     seen_at: float
     tags: list[str]
+    heat: float = 0.0
 
 
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
@@ -44,7 +46,7 @@ _ROWS: Final = msgspec.msgpack.Decoder(list[Row])
 
 class TrunkFile:
     """`secret` is any that lasts; empty: the file isn't encrypted. `on_damage` hears why a file was
-    set aside, and must not raise."""
+    set aside, and must not raise. Of several processes one has it (`take`); all may read."""
 
     def __init__(
         self, path: Path, *, secret: bytes = b"", on_damage: Callable[[str], None] = lambda _: None
@@ -54,6 +56,36 @@ class TrunkFile:
         self._aside = path.with_name(f"{path.name}.damaged")
         self._box = _box(secret) if secret else None
         self._on_damage = on_damage
+        self._lock: int | None = None
+
+    def take(self) -> bool:
+        """Have it for as long as this process lives, or until `release`; False where another one has it, or
+        the folder can't be written to."""
+        if self._lock is not None:
+            return True
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            return False
+        self._lock = lock
+        return True
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process has it."""
+        return self._lock is not None
+
+    def release(self) -> None:
+        """Let another process have it."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def read(self) -> list[Row]:
         """What is in it, parents first; nothing where there is no file, or a damaged one, which is set

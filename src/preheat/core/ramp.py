@@ -51,16 +51,33 @@ class Ramp:
         """A worker has come back, cold, or is new."""
         self._back[number] = _Return(now)
 
+    def left(self, number: int) -> None:
+        """It is no more."""
+        self._back.pop(number, None)
+
+    def is_back(self, number: int) -> bool:
+        """Whether it gets a share only."""
+        return number in self._back
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any does."""
+        return bool(self._back)
+
     def choose(self, placing: Placing, candidates: Sequence[Candidate], now: float) -> int:
-        seen = candidates
-        if self._back:
-            warm = [_cost_s(one) for one in candidates if one.number not in self._back]
-            least_s, workers = min(warm, default=inf), len(candidates)
-            free = [one for one in candidates if self._may_have(one, least_s, workers, now)]
-            seen = free or candidates
-        chosen = seen[self._rule.choose(placing, seen, now)]
-        self._learn(chosen)
-        return candidates.index(chosen)
+        if not self._back:
+            chosen = self._rule.choose(placing, candidates, now)
+            self._learn(candidates[chosen])
+            return chosen
+        warm = [_cost_s(one) for one in candidates if one.number not in self._back]
+        least_s, workers = min(warm, default=inf), len(candidates)
+        free = [
+            at for at, one in enumerate(candidates) if self._may_have(one, least_s, workers, now)
+        ]
+        free = free or list(range(workers))
+        chosen = free[self._rule.choose(placing, [candidates[at] for at in free], now)]
+        self._learn(candidates[chosen])
+        return chosen
 
     def finished(self, placing: Placing, number: int, now: float) -> None:
         self._rule.finished(placing, number, now)

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ import pytest
 
 from bare_llama import bare_llama
 from preheat.core.routing import POLICIES
-from preheat.core.types import Usage
+from preheat.core.types import SessionState, Usage
+from preheat.engines import slot_seats
 from preheat.engines.group import Care, Rules
 from preheat.engines.openai import OpenAi
+from preheat.engines.slot_keeper import SlotKeeper
 from preheat.engines.slot_names import SlotNames
 from preheat.engines.slot_seats import SlotRules
 from preheat.transport.client import Response
@@ -67,7 +71,14 @@ def text(session: int, length: int = 1_600) -> str:
     return "".join(chr(97 + (11 * session + 7 * i + i // 31) % 26) for i in range(length))
 
 
-async def ask(engine: OpenAi, session: int, prompt: str, *, is_over: bool = False) -> Usage:
+async def ask(
+    engine: OpenAi,
+    session: int,
+    prompt: str,
+    *,
+    state: SessionState = "",
+    calls_tool: bool = False,
+) -> Usage:
     """The answer's own counts, told as the gateway tells them."""
     body = json.dumps({"model": "m", "prompt": prompt, "max_tokens": 2, "temperature": 0}).encode()
     response = await engine.send(
@@ -77,17 +88,30 @@ async def ask(engine: OpenAi, session: int, prompt: str, *, is_over: bool = Fals
         body,
         tenant=TENANT,
         session=f"s{session}",
-        is_over=is_over,
+        state=state,
     )
-    return usage_of(response, json.loads(await response.read(1 << 20)))
+    told = json.loads(await response.read(1 << 20))
+    return usage_of(response, told, calls_tool=calls_tool)
 
 
-def usage_of(response: Response, told: dict[str, Any]) -> Usage:
+async def reason(engine: OpenAi, session: int, prompt: str) -> bytes:
+    """Why it was sent where it was."""
+    body = json.dumps({"model": "m", "prompt": prompt, "max_tokens": 1}).encode()
+    headers = [(b"content-type", b"application/json")]
+    response = await engine.send(
+        b"POST", b"/completions", headers, body, tenant=TENANT, session=f"s{session}"
+    )
+    usage_of(response, json.loads(await response.read(1 << 20)), calls_tool=False)
+    assert response.placement is not None
+    return response.placement.reason
+
+
+def usage_of(response: Response, told: dict[str, Any], *, calls_tool: bool) -> Usage:
     usage = told["usage"]
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     made = Usage(usage["prompt_tokens"], usage["completion_tokens"], cached, tells_cached=True)
     assert response.placement is not None
-    response.placement.ended(made)
+    response.placement.ended(made, calls_tool=calls_tool)
     response.close()
     return made
 
@@ -188,6 +212,35 @@ async def test_a_burst_of_one_new_prefix_is_computed_once(weights: str, tmp_path
             assert found[1] > 1_000
 
 
+@pytest.mark.parametrize(("state", "calls_tool"), [("", True), ("tool", False)])
+async def test_who_waits_for_a_tool_keeps_its_slot_longer(
+    weights: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    state: SessionState,
+    calls_tool: bool,
+) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(slot_seats, "SlotKeeper", partial(SlotKeeper, clock=lambda: now))
+    with bare_llama(weights, slots=2, cache_ram_mib=0, slot_save_path=str(tmp_path)) as url:
+        async with served(url, folder=tmp_path) as engine:
+            for _ in range(10):
+                await ask(engine, 0, text(0), state=state, calls_tool=calls_tool)
+                now += 2.0
+            for _ in range(10):
+                await ask(engine, 1, text(1))
+                now += 200.0
+            await ask(engine, 0, text(0), state=state, calls_tool=calls_tool)
+            now += 5.0
+            await ask(engine, 1, text(1))
+            await ask(engine, 2, text(2))  # takes the slot of 1, though that of 0 is older
+            way = re.compile(rb"way=(\w+)")
+            assert [way.findall(await reason(engine, n, text(n))) for n in (0, 1)] == [
+                [b"hot"],
+                [b"restore"],
+            ]
+
+
 async def test_a_session_that_is_over_goes_first(weights: str, tmp_path: Path) -> None:
     with bare_llama(weights, slots=2, cache_ram_mib=0, slot_save_path=str(tmp_path)) as url:
         async with served(url, folder=tmp_path) as engine:
@@ -198,7 +251,7 @@ async def test_a_session_that_is_over_goes_first(weights: str, tmp_path: Path) -
                 return {one.session for one in kept if one is not None}
 
             await ask(engine, 0, text(0))
-            await ask(engine, 1, text(1), is_over=True)
+            await ask(engine, 1, text(1), state="over")
             await ask(engine, 2, text(2))  # takes the slot of 1, though that of 0 is older
             assert (await ask(engine, 0, text(0) + " on")).cached_tokens > 1_000
             await until(lambda: names.session(TENANT, "s2") in sessions())

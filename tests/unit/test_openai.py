@@ -96,6 +96,24 @@ def test_usage_is_read_without_trust(value: Any, usage: Usage | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("reason", "text", "calls"),
+    [
+        ("tool_calls", "", True),
+        ("function_call", "", True),
+        ("stop", "", False),
+        ("length", "tool_calls", False),
+        ("stop", '"finish_reason":"tool_calls"', False),
+    ],
+)
+def test_an_answer_that_calls_a_tool_is_known(reason: str, text: str, calls: bool) -> None:
+    choices = [
+        {"index": 0, "finish_reason": "stop", "message": {"content": text}},
+        {"index": 1, "finish_reason": reason, "message": {"content": None}},
+    ]
+    assert openai.calls_tool(openai.answer_of({"id": "a", "choices": choices})) is calls
+
+
+@pytest.mark.parametrize(
     ("choices", "why"),
     [
         ([{"finish_reason": "stop", "text": ""}], ""),

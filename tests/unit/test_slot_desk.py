@@ -66,6 +66,20 @@ def test_empty_slots_go_first_then_sessions_that_are_over_then_the_oldest() -> N
     assert desk.take("t", (1,)) is None
 
 
+def test_who_usually_pauses_long_goes_before_who_was_used_longer_ago() -> None:
+    desk = SlotDesk(3)
+    slots = []
+    for name, (now, longer_s) in enumerate([(100.0, -2.0), (150.0, 150.0), (180.0, -2.0)]):
+        seat = desk.take("t", (name,))
+        assert seat is not None
+        desk.ended(seat.slot, talk(str(name), name), now, longer_s)
+        slots.append(seat.slot)
+    assert desk.next_slot == slots[1]
+    assert [slot for slot, _ in desk.unsaved()] == [slots[1], slots[0], slots[2]]
+    taken = [desk.take("t", (90 + n,)) for n in range(3)]
+    assert [one.slot for one in taken if one] == [slots[1], slots[0], slots[2]]
+
+
 def test_a_long_sequence_isnt_cut_down_for_a_common_beginning() -> None:
     desk = SlotDesk(2)
     long = seated(desk, talk("a", 1, 2, 3, 4, 5, 6), 5.0)

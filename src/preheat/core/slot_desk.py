@@ -43,6 +43,7 @@ class _Slot:
         self.is_saved = True
         self.is_over = False
         self.used_at = -1.0
+        self.longer_s = 0.0
         self.holds: Holding | None = None
 
 
@@ -52,7 +53,8 @@ class SlotDesk:
     What lies where is then known, not guessed, so that a sequence can be saved before another takes
     its place, and restored when its session comes back. A request gets the idle slot that has most
     of its prompt, if that is at least half of what the slot holds; else the one that costs least:
-    an empty one, one whose session is over, the one used longest ago.
+    an empty one, one whose session is over, the one that will be missed last (`core.pauses`), which is
+    that used longest ago where all pause alike.
 
     The server's own prompt cache isn't asked for a request that names its slot: the files are in its
     place.
@@ -115,10 +117,11 @@ class SlotDesk:
         one = self._slots[slot]
         one.holds, one.is_saved = holding, True
 
-    def ended(self, slot: int, holding: Holding | None, now: float) -> None:
-        """Its request was answered, and it holds this now; None where that isn't known."""
+    def ended(self, slot: int, holding: Holding | None, now: float, longer_s: float = 0.0) -> None:
+        """Its request was answered, and it holds this now; None where that isn't known. Such pauses
+        are so much longer than others (or shorter, below 0)."""
         one = self._slots[slot]
-        one.is_busy, one.used_at = False, now
+        one.is_busy, one.used_at, one.longer_s = False, now, longer_s
         one.holds, one.is_saved, one.is_over = holding, holding is None, False
 
     def saved(self, slot: int, holding: Holding) -> None:
@@ -132,9 +135,9 @@ class SlotDesk:
         return self._slots[slot].is_saved
 
     def unsaved(self) -> list[tuple[int, Holding]]:
-        """Sequences of idle slots that no file has, the one used longest ago first: it goes first."""
+        """Sequences of idle slots that no file has, in the order in which they go."""
         found = [
-            (slot.used_at, slot.number, slot.holds)
+            (_worth(slot), slot.number, slot.holds)
             for slot in self._slots
             if slot.holds is not None and not (slot.is_busy or slot.is_saved or slot.is_over)
         ]
@@ -185,4 +188,4 @@ def _found(slot: _Slot, tenant: str, blocks: Sequence[int]) -> int:
 
 
 def _worth(slot: _Slot) -> tuple[bool, bool, float]:
-    return slot.holds is not None, not slot.is_over, slot.used_at
+    return slot.holds is not None, not slot.is_over, slot.used_at - slot.longer_s

@@ -17,6 +17,9 @@ because their keys happen to collide."""
 
 RequestId = NewType("RequestId", bytes)
 
+SessionState = Literal["", "open", "tool", "over"]
+"""What a client says of its session with a request: a tool runs after it, or it was the last."""
+
 FOREVER: Final = 2**31
 """Seconds; RFC 9111 section 1.2.2 takes a larger delta-seconds for this one."""
 
@@ -61,7 +64,7 @@ class Want(msgspec.Struct, frozen=True, gc=False):
     ttl_s: float | None = None
     tags: tuple[str, ...] = ()
     session: str = ""
-    session_state: Literal["", "open", "tool", "over"] = ""
+    session_state: SessionState = ""
     priority: int = 0
     slo_ttft_s: float | None = None
     semantic: Literal["", "off", "shadow", "on"] = ""

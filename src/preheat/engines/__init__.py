@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from preheat.core.slot_desk import Freed
+from preheat.core.types import SessionState
 from preheat.engines.worker import WorkerState
 from preheat.transport.client import Response
 
@@ -31,11 +32,12 @@ class Engine(Protocol):
         is_repeatable: bool = True,
         tenant: str = "",
         session: str = "",
-        is_over: bool = False,
+        state: SessionState = "",
     ) -> Response:
         """Ask; `path` is what comes after `/v1`, with its query. Where it isn't `is_repeatable`,
         nobody else is asked what one may have done. `tenant` and `session`, where they are known,
-        help to choose a server; `is_over`: it is the session's last request. Raises EngineError."""
+        help to choose a server, and what the client says of its session's `state` whose slot goes.
+        Raises EngineError."""
 
     async def over(self, tenant: str, session: str) -> Freed:
         """That session won't come back: what is kept for it goes first."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from preheat.core.slot_desk import Freed
+from preheat.core.types import SessionState
 from preheat.engines.child import Address, ChildSettings, EngineChild
 from preheat.engines.openai import OpenAi
 from preheat.engines.worker import WorkerState
@@ -52,7 +53,7 @@ class Embedded:
         is_repeatable: bool = True,
         tenant: str = "",
         session: str = "",
-        is_over: bool = False,
+        state: SessionState = "",
     ) -> Response:
         """Ask the child that is running now."""
         engine = await self._current()
@@ -64,7 +65,7 @@ class Embedded:
             is_repeatable=is_repeatable,
             tenant=tenant,
             session=session,
-            is_over=is_over,
+            state=state,
         )
 
     async def over(self, tenant: str, session: str) -> Freed:  # noqa: ARG002  all alike

@@ -40,6 +40,7 @@ from typing import Any, Final
 import msgspec
 
 from preheat.core.slot_desk import Freed
+from preheat.core.types import SessionState
 from preheat.engines.fake_flaws import Flaws
 from preheat.engines.fake_kv import BlockLru
 from preheat.engines.openai import OpenAi
@@ -296,7 +297,7 @@ class Fake:
         is_repeatable: bool = True,
         tenant: str = "",
         session: str = "",
-        is_over: bool = False,
+        state: SessionState = "",
     ) -> Response:
         """Ask it over HTTP, like any other."""
         if self._engine is None:
@@ -309,7 +310,7 @@ class Fake:
             is_repeatable=is_repeatable,
             tenant=tenant,
             session=session,
-            is_over=is_over,
+            state=state,
         )
 
     async def over(self, tenant: str, session: str) -> Freed:  # noqa: ARG002  all alike

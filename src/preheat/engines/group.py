@@ -13,6 +13,7 @@ from preheat.core.blocks import BLOCK_BYTES, prefix_of
 from preheat.core.breaker import Breaker, RetryBudget
 from preheat.core.router import Ask, Router
 from preheat.core.slot_desk import Freed
+from preheat.core.types import SessionState
 from preheat.engines.attendant import Attendant
 from preheat.engines.followers import Followers
 from preheat.engines.kv_hearing import Hearing
@@ -116,14 +117,14 @@ class Group:
         is_repeatable: bool = True,
         tenant: str = "",
         session: str = "",
-        is_over: bool = False,
+        state: SessionState = "",
     ) -> Response:
         """The answer of whoever could give one, else the last refusal or error."""
         workers = self._workers
         if not self._has_choice and workers[0].breaker.is_closed and not workers[0].is_draining:
             return await workers[0].ask(method, path, headers, body)
         self._budget.earn()
-        whose = Whose(tenant, session, is_over)
+        whose = Whose(tenant, session, state)
         ask = self._ask_of(body, whose)
         if self._hearing is not None and ask is not None:
             ask = await self._hearing.with_tokens(ask, body)

@@ -9,6 +9,7 @@ from preheat.core.breaker import Breaker
 from preheat.core.router import Router
 from preheat.core.routing import RoutingPolicy
 from preheat.core.slot_desk import Freed
+from preheat.core.types import SessionState
 from preheat.engines.group import Care, Group, Rules
 from preheat.engines.kv_hearing import Hearing
 from preheat.engines.kv_link import LearnerLink
@@ -77,7 +78,7 @@ class OpenAi:
         is_repeatable: bool = True,
         tenant: str = "",
         session: str = "",
-        is_over: bool = False,
+        state: SessionState = "",
     ) -> Coroutine[Any, Any, Response]:
         """Ask one that is well; `Response.worker` says who answered, and `Response.placement` wants
         to hear how it went."""
@@ -89,7 +90,7 @@ class OpenAi:
             is_repeatable=is_repeatable,
             tenant=tenant,
             session=session,
-            is_over=is_over,
+            state=state,
         )
 
     async def over(self, tenant: str, session: str) -> Freed:

@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 
 from preheat.core.router import Route, Router
-from preheat.core.types import Usage
+from preheat.core.types import SessionState, Usage
 from preheat.engines.followers import Followers
-from preheat.engines.slot_keeper import Seated, SlotKeeper
+from preheat.engines.slot_keeper import OVER, Seated, SlotKeeper
 from preheat.engines.slot_leaders import Wanted
 from preheat.errors import EngineError
 from preheat.wire.splice import insert_field
@@ -32,11 +32,17 @@ _BODY: Final = msgspec.json.Decoder(_Body)
 
 
 class Whose(msgspec.Struct, frozen=True):
-    """Whose request it is. `is_over`: the client says that it is its session's last."""
+    """Whose request it is, and what the client says of its session: `tool`, that a tool runs next,
+    `over`, that it was the last."""
 
     tenant: str = ""
     session: str = ""
-    is_over: bool = False
+    state: SessionState = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its session won't come back."""
+        return self.state == OVER
 
 
 class Placement:
@@ -103,13 +109,15 @@ class Placement:
         if not self._is_over:
             self._router.began(self.route.ticket, time.monotonic())
 
-    def ended(self, usage: Usage | None) -> None:
-        """It was answered whole."""
+    def ended(self, usage: Usage | None, *, calls_tool: bool = False) -> None:
+        """It was answered whole. An answer that `calls_tool` tells more of its session's pause than
+        the client could before."""
         if not self._is_over:
             self._router.ended(self.route.ticket, usage, time.monotonic())
             # The last token that was said isn't computed on.
             has_told = usage is not None and usage.input_tokens > 0
-            self._end(usage.input_tokens + usage.output_tokens - 1 if usage and has_told else None)
+            tokens = usage.input_tokens + usage.output_tokens - 1 if usage and has_told else None
+            self._end(tokens, calls_tool=calls_tool)
 
     def gone(self) -> None:
         """It was given up, refused, or failed."""
@@ -117,12 +125,14 @@ class Placement:
             self._router.failed(self.route.ticket, time.monotonic())
             self._end(None)
 
-    def _end(self, tokens: int | None) -> None:
+    def _end(self, tokens: int | None, *, calls_tool: bool = False) -> None:
         self._is_over = True
+        whose = self._whose
         if self._keeper is not None and self._seated is not None:
-            self._keeper.ended(self._seated, tokens, is_over=self._whose.is_over)
+            pause = "tool-call" if calls_tool and not whose.is_over else whose.state
+            self._keeper.ended(self._seated, tokens, pause)
         self._followers.ended(self.route.ticket.number)
-        if self._whose.is_over:
+        if whose.is_over:
             self._on_over(self._whose)
 
 

@@ -4,16 +4,20 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from preheat.core.costs import ServiceModel
+from preheat.core.pauses import Pauses
 from preheat.core.slot_desk import Freed, Holding, Seat, SlotDesk
 from preheat.core.slot_ways import Prospect, Way, quickest
 from preheat.engines.slot_leaders import Leader, Leaders, Wanted
 from preheat.engines.slot_shelf import Found, SlotShelf
 from preheat.engines.slot_tier import SlotTier
+
+OVER: Final = "over"
+"""The kind of a pause that never ends."""
 
 
 class Seated(msgspec.Struct, frozen=True):
@@ -44,6 +48,7 @@ class SlotKeeper:
     ) -> None:
         self._tier = tier
         self._desk = SlotDesk(slots)
+        self._pauses = Pauses()
         self._clock = clock
         self._seats = asyncio.Semaphore(slots)  # it serves in the order of asking
         self._life = 0
@@ -58,6 +63,7 @@ class SlotKeeper:
         """A slot for it, in the order of asking; what it has of the prompt is there when this returns.
         It is busy until `ended`. `service` is the model's speed on this server, if it is known."""
         self._service = service
+        self._pauses.came(wanted.blocks, self._clock())
         if service is not None:
             await self._led(wanted, service)
         file = self._shelf.find(wanted.tenant, wanted.blocks)
@@ -79,10 +85,11 @@ class SlotKeeper:
             if fetch is not None:
                 fetch.cancel()
 
-    def ended(self, seated: Seated, tokens: int | None, *, is_over: bool = False) -> None:
+    def ended(self, seated: Seated, tokens: int | None, pause: str = "") -> None:
         """Its request is over. `tokens` are what the slot holds now, by the engine's count: of prompt
-        and answer together, less the last one; None where that isn't known. A prompt shorter than a
-        block isn't kept, nor one of a session that `is_over`."""
+        and answer together, less the last one; None where that isn't known. `pause` is the kind of
+        what its session does now (`Pauses`). A prompt shorter than a block isn't kept, nor one whose
+        session is `over`."""
         wanted = seated.wanted
         holding = None
         if tokens is not None and wanted.blocks:
@@ -92,11 +99,11 @@ class SlotKeeper:
             return
         leader = self._leaders.ended(seated.slot)
         if leader is not None and holding is not None and len(leader.followers) > 1:
-            task = asyncio.create_task(self._handed_over(seated, holding, leader))
+            task = asyncio.create_task(self._handed_over(seated, holding, leader, pause))
             self._handing.add(task)
             task.add_done_callback(self._handing.discard)
             return
-        self._free(seated, holding, is_over=is_over)
+        self._free(seated, holding, pause)
         if leader is not None:
             leader.release()
 
@@ -159,10 +166,13 @@ class SlotKeeper:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _free(self, seated: Seated, holding: Holding | None, *, is_over: bool = False) -> None:
+    def _free(self, seated: Seated, holding: Holding | None, pause: str) -> None:
         if seated.life == self._life:
-            self._desk.ended(seated.slot, holding, self._clock())
-            if is_over:
+            now, longer_s = self._clock(), 0.0
+            if holding is not None and pause != OVER:
+                longer_s = self._pauses.ended(holding.blocks, pause, now)
+            self._desk.ended(seated.slot, holding, now, longer_s)
+            if pause == OVER:
                 self._desk.over(seated.wanted.tenant, seated.wanted.session)
         self._seats.release()
         if self._saver is None:
@@ -191,7 +201,9 @@ class SlotKeeper:
                 ):  # it may take longer than it should
                     await self._leaders.join(leader, shared)
 
-    async def _handed_over(self, seated: Seated, holding: Holding, leader: Leader) -> None:
+    async def _handed_over(
+        self, seated: Seated, holding: Holding, leader: Leader, pause: str
+    ) -> None:
         """What its followers share gets a file before anybody takes the slot."""
         wanted = leader.wanted
         shared = wanted.blocks[: leader.shared_blocks]
@@ -199,7 +211,7 @@ class SlotKeeper:
             whole = Holding(wanted.tenant, "", shared, holding.tokens)
             await self._saved(seated.slot, whole, at_once=True)
         finally:
-            self._free(seated, holding)
+            self._free(seated, holding, pause)
             leader.release()
 
     async def _filled(self, seated: Seated, seat: Seat, service: ServiceModel | None) -> Seated:

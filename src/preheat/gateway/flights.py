@@ -174,7 +174,7 @@ class Flight:
                 call.body,
                 tenant=self.request.tenant,
                 session=self.request.want.session,
-                is_over=self.request.want.session_state == "over",
+                state=self.request.want.session_state,
             )
             await self._relay(response)
         except EngineError as error:
@@ -608,7 +608,8 @@ class Flight:
         self._is_ended = True
         self.ended_at = self._clock()
         if self._placement is not None:
-            self._placement.ended(self.usage)
+            calls_tool = self.answer is not None and openai.calls_tool(self.answer)
+            self._placement.ended(self.usage, calls_tool=calls_tool)
         self._tower.on_answer(self)
 
     def _our_lines(self, listener: Listener) -> bytes:

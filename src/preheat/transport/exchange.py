@@ -53,8 +53,8 @@ class Placed(Protocol):
     def began(self) -> None:
         """The answer's first event is there."""
 
-    def ended(self, usage: Usage | None) -> None:
-        """It was read to its end."""
+    def ended(self, usage: Usage | None, *, calls_tool: bool = False) -> None:
+        """It was read to its end, and calls a tool or not."""
 
     def gone(self) -> None:
         """Nobody reads it any more; if it was read to its end, that has been told before."""

@@ -16,6 +16,8 @@ DONE: Final = b"[DONE]"
 COMPLETE_REASONS: Final = frozenset({"stop", "tool_calls", "function_call"})
 """The finish reasons of a complete answer; `length` and `content_filter` aren't among them."""
 
+_TOOL_CALLS: Final = (b'"finish_reason":"tool_calls"', b'"finish_reason":"function_call"')
+
 _NOT_OF_THE_BODY: Final = frozenset({"id", "created", "choices", "usage", "obfuscation"})
 """A chunk's fields that say nothing about the answer or are kept elsewhere; `obfuscation` is
 random letters by which OpenAI hides from eavesdroppers how long a chunk's text is."""
@@ -222,6 +224,12 @@ def plain_answer_of(body: bytes) -> tuple[Answer, Usage | None] | None:
         tells_cached=cached_tokens is not None,
     )
     return Answer(rest, b"", b""), usage
+
+
+def calls_tool(answer: Answer) -> bool:
+    """Whether any choice ended with a tool call, by how engines spell that and we do; nobody's text can
+    look like it, since quotes inside a string are escaped."""
+    return any(sign in answer.body for sign in _TOOL_CALLS)
 
 
 def _without_name(body: Mapping[str, Any]) -> bytes:

@@ -1,0 +1,92 @@
+"""The usual pauses of each kind, learned from prompts that return."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preheat.core.pauses import Pauses
+
+
+def returned(pauses: Pauses, kind: str, *lasted_s: float, first: int = 0) -> None:
+    """Sessions that pause once each."""
+    for number, pause_s in enumerate(lasted_s, first):
+        pauses.ended((number,), kind, 0.0)
+        pauses.came((number, -1 - number), pause_s)
+
+
+def test_before_anything_returned_nothing_is_usual() -> None:
+    pauses = Pauses()
+    assert pauses.usual_s("tool-call") == 0.0
+    assert pauses.ended((1, 2), "", 5.0) == 0.0
+    pauses.came((1, 3), 6.0)  # goes on otherwise: the whole prompt didn't return
+    pauses.came((), 6.0)
+    assert pauses.usual_s("") == 0.0
+    assert pauses.ended((), "", 7.0) == 0.0
+
+
+def test_kinds_are_told_apart_as_far_as_they_are_known() -> None:
+    pauses = Pauses()
+    returned(pauses, "tool-call", *[4.0] * 100)
+    assert pauses.usual_s("tool-call") == pytest.approx(4.0)
+    assert pauses.usual_s("") == pytest.approx(4.0)  # nothing is known of it: as all
+    returned(pauses, "", *[400.0] * 100, first=100)
+    assert 4.0 < pauses.usual_s("tool-call") < 12.0  # leans a little on the others
+    assert 150.0 < pauses.usual_s("") < 400.0
+    assert pauses.usual_s("open") == pytest.approx(40.0)
+
+
+def test_only_what_differs_from_all_others_makes_a_difference() -> None:
+    pauses = Pauses()
+    returned(pauses, "", 3.0, 70.0, 0.2, 8.0)
+    assert pauses.ended((70,), "", 0.0) == pytest.approx(0.0)
+    returned(pauses, "tool-call", *[2.0] * 50)
+    returned(pauses, "", *[200.0] * 50, first=50)
+    assert pauses.ended((70,), "", 0.0) > 20.0
+    assert pauses.ended((71,), "tool-call", 0.0) < -5.0
+
+
+def test_a_return_ends_one_pause_once() -> None:
+    pauses = Pauses()
+    pauses.ended((1, 2), "", 0.0)
+    pauses.came((1, 2, 3), 10.0)
+    pauses.came((1, 2, 4), 1_000.0)
+    assert pauses.usual_s("") == pytest.approx(10.0)
+
+
+def test_a_prompt_that_is_asked_again_counts_from_its_last_answer() -> None:
+    pauses = Pauses()
+    pauses.ended((1,), "tool-call", 0.0)
+    pauses.ended((1,), "", 90.0)
+    pauses.came((1,), 100.0)
+    assert pauses.usual_s("") == pytest.approx(10.0)
+
+
+def test_the_oldest_of_too_many_is_forgotten() -> None:
+    pauses = Pauses()
+    for number in range(4_097):
+        pauses.ended((number,), "", 0.0)
+    pauses.came((0,), 8.0)
+    assert pauses.usual_s("") == 0.0
+    pauses.came((1,), 8.0)
+    assert pauses.usual_s("") == pytest.approx(8.0)
+
+
+@given(st.floats(0.5, 1e4), st.integers(0, 2**32))
+def test_the_scale_of_log_logistic_pauses_is_found(scale_s: float, seed: int) -> None:
+    """Drawn by inversion; within four standard errors of their mean logarithm."""
+    chance = random.Random(seed)
+    shares = [chance.uniform(1e-3, 1.0 - 1e-3) for _ in range(400)]
+    pauses = Pauses()
+    returned(pauses, "", *(scale_s * share / (1.0 - share) for share in shares))
+    error = 4.0 * math.pi / math.sqrt(3.0 * 400)
+    assert abs(math.log(pauses.usual_s("") / scale_s)) < error + 0.1  # tails cut at 0.1 s
+
+
+def test_newer_pauses_count_more() -> None:
+    pauses = Pauses()
+    returned(pauses, "", *[5.0] * 2_000)
+    returned(pauses, "", *[50.0] * 1_000)
+    assert pauses.usual_s("") > 25.0

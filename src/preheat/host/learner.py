@@ -9,6 +9,7 @@ to end by SIGTERM; with `--lifeline-fd`, also by the end of whoever holds the ot
 
 import argparse
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -26,7 +27,10 @@ from preheat.host.voices import Circle, Voice
 from preheat.telemetry.logs import Log
 from preheat.wire import kv_link as wire
 
-_TICK_S: Final = 0.02
+_TOGETHER_S: Final = 0.02
+"""So long changes are collected before they are told."""
+_LOOK_S: Final = 1.0
+"""So often what changes without a word (counts, trust, who has read all) is looked at."""
 _MOST_PROMPTS: Final = 64
 _BEHIND_BYTES: Final = 4_194_304
 """Who has so much unread is told nothing more until it has read all; then everything anew."""
@@ -120,28 +124,34 @@ class Learner:
         self.peers: set[Peer] = set()
         self._log = log
         self._circles: dict[str, Circle] = {}
-        self._ended = asyncio.Event()
+        self._woken = asyncio.Event()
+        self._has_ended = False
 
     def circle(self, group: str) -> Circle:
         """That of this name."""
         found = self._circles.get(group)
         if found is None:
-            found = self._circles[group] = Circle(group, self.secret, self._log)
+            found = self._circles[group] = Circle(group, self.secret, self._log, self._woken)
         return found
 
     def stop(self) -> None:
         """End soon."""
-        self._ended.set()
+        self._has_ended = True
+        self._woken.set()
 
     async def run(self, listening: socket.socket) -> None:
         """Until it is told to stop."""
         loop = asyncio.get_running_loop()
         server = await loop.create_unix_server(lambda: Peer(self), sock=listening)
         try:
-            while not self._ended.is_set():
+            while not self._has_ended:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._woken.wait()
+                await asyncio.sleep(_TOGETHER_S)
+                self._woken.clear()
                 for circle in self._circles.values():
                     circle.tick(time.monotonic())
-                await asyncio.sleep(_TICK_S)
         finally:
             server.close()
             for peer in tuple(self.peers):

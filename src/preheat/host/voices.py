@@ -1,7 +1,7 @@
 """What the learner knows of each server, and who wants to hear it."""
 
 import time
-from asyncio import get_running_loop
+from asyncio import Event, get_running_loop
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
@@ -68,10 +68,13 @@ class Voice:
         """So much has changed."""
         self._moved.update(dict.fromkeys(change.gone, False))
         self._moved.update(dict.fromkeys(change.came, True))
+        if self._moved:
+            self._group.woken.set()
 
     def cleared(self, _worker: int) -> None:
         """It says that it holds nothing any more."""
         self._is_empty = True
+        self._group.woken.set()
 
     def news(self) -> list[wire.Heard]:
         """What is to be said since this was asked last."""
@@ -119,12 +122,13 @@ class Voice:
 
 
 class Circle:
-    """The workers' groups of one name."""
+    """The workers' groups of one name. `woken`: there is something to be told."""
 
-    def __init__(self, name: str, secret: bytes, log: Log) -> None:
+    def __init__(self, name: str, secret: bytes, log: Log, woken: Event) -> None:
         self.names = KvNames(secret)
         self.voices: dict[tuple[str, KvPlace], Voice] = {}
         self.peers: set[Listener] = set()
+        self.woken = woken
         self.recent: deque[wire.Sent] = deque(maxlen=_RECENT)
         self._name = name
         self._log = log

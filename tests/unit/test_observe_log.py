@@ -119,7 +119,7 @@ def test_a_line_that_is_too_long_is_passed_over_and_said(
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path, follow: Follow) -> None:
-    with pytest.raises(TraceError, match="can't read .*none: No such file"):
+    with pytest.raises(TraceError, match=r"can't read .*none: No such file"):
         FileTail(tmp_path / "none")
 
 

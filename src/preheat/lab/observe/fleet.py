@@ -124,7 +124,7 @@ class Fleet:
             account.failed += 1
             self.router.failed(ticket, now)
             return
-        usage = self._usage(account, seen)
+        usage = self._usage(ticket.worker, seen)
         if seen.service_s < 0.0:
             # Without a duration nothing can be learned of speeds. The router learns none from one that
             # waited long in a queue.
@@ -138,13 +138,24 @@ class Fleet:
             self._compare(account, ticket, usage)
             self._count(seen.model, usage, repeated)
 
+    def cached_tokens(self, worker: int, seen: Seen) -> int | None:
+        """What an answer tells. A server that has told once tells always: vLLM leaves out a zero."""
+        silent = 0 if self.accounts[worker].tells else None
+        return silent if seen.cached_tokens is None else seen.cached_tokens
+
     def known(self, worker: int, now: float) -> Known:
         """What the router knows of it."""
         return self.router.known(worker, now)
 
+    def learned(self, model: str) -> ServiceModel | None:
+        """Its speeds; None as long as its answers don't tell what a token of a prompt takes: of prompts
+        that are all of one length nobody can say."""
+        service = self.router.service(model)
+        return service if service is not None and service.prefill_s(1) else None
+
     def service(self, model: str) -> ServiceModel:
         """Its speeds, learned or assumed."""
-        return self.router.service(model) or _UNKNOWN
+        return self.learned(model) or _UNKNOWN
 
     def tokens(self, model: str, prompt_bytes: int) -> int:
         """About how many a text has, by what its model's answers counted."""
@@ -181,21 +192,25 @@ class Fleet:
                 seen.model, [said[0] + seen.prompt_bytes, said[1] + seen.input_tokens]
             )
         tokens = max(0, seen.input_tokens) or self.tokens(seen.model, seen.prompt_bytes)
-        repeated = min(self.tokens(seen.model, known * BLOCK_BYTES), max(0, tokens - 1))
+        repeated = 0
+        if known:
+            repeated = min(round(tokens * known * BLOCK_BYTES / seen.prompt_bytes), tokens - 1)
         self.repeats.requests += 1
         self.repeats.input_tokens += tokens
         self.repeats.repeated_tokens += repeated
         return repeated
 
-    @staticmethod
-    def _usage(account: Account, seen: Seen) -> Usage | None:
-        """A server that has told once tells always: vLLM leaves out a zero."""
+    def _usage(self, worker: int, seen: Seen) -> Usage | None:
         if seen.input_tokens <= 0:
             return None
-        account.tells |= seen.cached_tokens is not None
-        cached = min(seen.cached_tokens or 0, seen.input_tokens)
-        output = max(0, seen.output_tokens)
-        return Usage(seen.input_tokens, output, cached, tells_cached=account.tells)
+        self.accounts[worker].tells |= seen.cached_tokens is not None
+        cached = self.cached_tokens(worker, seen)
+        return Usage(
+            seen.input_tokens,
+            max(0, seen.output_tokens),
+            min(cached or 0, seen.input_tokens),
+            tells_cached=cached is not None,
+        )
 
     @staticmethod
     def _compare(account: Account, ticket: Ticket, usage: Usage) -> None:
@@ -214,7 +229,7 @@ class Fleet:
         one.told_cached_tokens += usage.cached_tokens
         again = max(0, repeated - usage.cached_tokens)
         one.again_tokens += again
-        service = self.router.service(model)
+        service = self.learned(model)
         if service is not None:
             fresh = usage.input_tokens - usage.cached_tokens
             whole_s = service.prefill_s(fresh, usage.cached_tokens)

@@ -14,7 +14,8 @@ from preheat.core.blocks import prefix_of
 from preheat.engines.dialects.calls import Prompt
 from preheat.engines.prefixes import name_of
 from preheat.lab.observe.rates import Rate
-from preheat.stores.trunks import Sighting, Trunk, Trunks
+from preheat.stores.sighting import Sighting
+from preheat.stores.trunks import Trunk, Trunks
 
 _MOST: Final = 64
 _LONGEST_BODY: Final = 4_194_304

@@ -8,7 +8,7 @@ import msgspec
 
 from preheat.core.blocks import prefix_of
 from preheat.engines.dialects.readings import count, objects, parsed, part
-from preheat.stores.trunks import Sighting
+from preheat.stores.sighting import Sighting
 from preheat.traces.exchange import Exchange, Fields, exchange_of
 
 _RECORD: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])

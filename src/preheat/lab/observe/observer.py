@@ -95,7 +95,9 @@ class Observer:
         self.warming: Warming | None = None
         if order.warms:
             budget = Budget(order.tokens_per_hour)
-            self.warming = Warming(self.servers, budget, order.pace, time.time, self._warmed)
+            self.warming = Warming(
+                self.servers, budget, order.pace, time.time, self._tells, self._warmed
+            )
         self._hears_since = inf
         self._stopping = asyncio.Event()
 
@@ -258,13 +260,14 @@ class Observer:
         self, ticket: Ticket, seen: Seen, repeated: int, used: list[Prefix], now: float
     ) -> None:
         self.fleet.ended(ticket, seen, repeated, now)
-        if self.warming is None or seen.is_failed or seen.cached_tokens is None:
+        cached = self.fleet.cached_tokens(ticket.worker, seen)
+        if self.warming is None or seen.is_failed or cached is None:
             return
         for prefix in used:
-            tokens = self.fleet.tokens(prefix.model, prefix.size_bytes)
-            self.warming.used(
-                ticket.worker, prefix.name, tokens, seen.cached_tokens, seen.at or 0.0
-            )
+            self.warming.used(ticket.worker, prefix.name, cached, seen.at or 0.0)
+
+    def _tells(self, worker: int) -> bool:
+        return self.fleet.accounts[worker].tells
 
     def _warmed(self, one: Missing) -> None:
         """It is there now, as if a request had gone there."""

@@ -42,9 +42,7 @@ def sight_of(observer: "Observer", found: list[Found]) -> Sight:
         without_prompt=counts.without_prompt,
         without_usage=counts.without_usage,
         without_duration=counts.without_duration,
-        speeds=sorted(
-            {one.prefix.model for one in found if fleet.router.service(one.prefix.model)}
-        ),
+        speeds=sorted({one.prefix.model for one in found if fleet.learned(one.prefix.model)}),
         idle_price=order.idle_price,
         repeats=fleet.repeats,
         servers=servers,
@@ -165,10 +163,10 @@ def _cautions(observer: "Observer", found: list[Found]) -> Iterator[str]:
             f"{observer.settling.late} requests were told of too late to stand in order: a longer "
             "--settle waits for those that take long."
         )
-    if any(fleet.router.service(one.prefix.model) is None for one in found):
+    if any(fleet.learned(one.prefix.model) is None for one in found):
         yield (
-            "The speed of a model isn't learned yet (ten answers with tokens and durations): its "
-            "seconds are an 8B model's on a big GPU."
+            "The speed of a model isn't learned yet (ten answers with tokens and durations, of different "
+            "lengths): its seconds are an 8B model's on a big GPU."
         )
     yield (
         "What is hot is what was seen: nothing is forecast yet. The routing compares one request at a "

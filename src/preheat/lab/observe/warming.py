@@ -90,7 +90,8 @@ class Totals(msgspec.Struct, kw_only=True):
 
 
 class Warming:
-    """One warm-up at a time at a server. `on_warm` hears of each that is warm, as far as is known."""
+    """One warm-up at a time at a server. `tells`: whether that one's answers tell cached tokens;
+    `on_warm` hears of each prefix that is warm, as far as is known."""
 
     def __init__(
         self,
@@ -98,6 +99,7 @@ class Warming:
         budget: Budget,
         pace: Pace,
         clock: Callable[[], float],
+        tells: Callable[[int], bool],
         on_warm: Callable[[Missing], None],
         patience_s: float = _PATIENCE_S,
     ) -> None:
@@ -107,6 +109,7 @@ class Warming:
         self._servers = servers
         self._warmers = [Warmer(one.direct, pace=pace, patience_s=patience_s) for one in servers]
         self.clock = clock
+        self._tells = tells
         self._on_warm = on_warm
         self._tried: Memo[tuple[int, str], float] = Memo(_AWAITED)
         self._awaited: Memo[tuple[int, str], WarmUp] = Memo(_AWAITED)
@@ -134,13 +137,13 @@ class Warming:
             task.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
 
-    def used(self, worker: int, prefix: str, tokens: int, cached_tokens: int, at: float) -> None:
+    def used(self, worker: int, prefix: str, cached_tokens: int, at: float) -> None:
         """A request with this prefix came to that server, which had so much of it."""
         one = self._awaited[worker, prefix]
         if one is None or at < one.at:
             return
         self._awaited.pop((worker, prefix))
-        is_there = cached_tokens >= PROVEN_SHARE * tokens
+        is_there = cached_tokens >= PROVEN_SHARE * one.outcome.tokens
         one.saved_s = one.saves_s if is_there else 0.0
         self.totals.used += is_there
         self.totals.saved_s += one.saved_s
@@ -176,6 +179,10 @@ class Warming:
         probed_tokens = 0
         if outcome.state == "done":
             proof = await warmer.prove(prompt, outcome.tokens)
+            if proof.asked_tokens and proof.cached_tokens is None and self._tells(one.worker):
+                # vLLM leaves out a zero.
+                why = "it tells of others that they were cached, and not of this"
+                proof = msgspec.structs.replace(proof, verdict="refuted", why=why, cached_tokens=0)
             outcome = msgspec.structs.replace(outcome, proof=proof)
             if proof.cached_tokens is not None:
                 probed_tokens = max(0, outcome.tokens - proof.cached_tokens)

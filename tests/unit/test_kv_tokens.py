@@ -176,6 +176,15 @@ async def test_a_server_that_answers_nonsense_gives_no_blocks() -> None:
     assert await PromptTokens(names(), nonsense, within(5.0)).blocks_of(chat(LONG)) == ()
 
 
+async def test_whatever_goes_wrong_there_are_just_no_blocks() -> None:
+    async def broken(_: Prompt) -> Answer | None:
+        raise KeyError("a defect")
+
+    prompts = PromptTokens(names(), broken, within(5.0))
+    assert await prompts.blocks_of(chat(LONG)) == ()
+    assert await prompts.blocks_of(b'{"model":"\\ud800","prompt":"\\udfff"}') == ()
+
+
 async def test_models_tools_and_messages_tell_prompts_apart() -> None:
     made = names()
     tools = [{"type": "function", "function": {"name": "f"}}]

@@ -13,7 +13,6 @@ from preheat.core.token_memo import TokenMemo
 from preheat.core.tokens import token_blocks
 from preheat.engines.dialects import Dialect
 from preheat.engines.dialects.calls import Prompt
-from preheat.errors import EngineError
 
 WITHIN_S: Final = 0.25
 """What a request waits for its tokens at most, while it is unknown what computing them takes."""
@@ -31,7 +30,7 @@ Patience = Callable[[str, int], float]
 """Seconds that may be waited for so many bytes of a model's prompt."""
 Answer = tuple[Dialect, bytes]
 Tokenise = Callable[[Prompt], Awaitable[Answer | None]]
-"""A server's answer to the question for a prompt's ids; None where it has none. Raises EngineError."""
+"""A server's answer to the question for a prompt's ids; None where it has none."""
 
 
 class _Body(msgspec.Struct):
@@ -131,24 +130,25 @@ class PromptTokens:
 
     async def _learn(self, reading: Reading) -> Sequence[int]:
         try:
-            answer = await self._tokenise(reading.prompt)
-        except (EngineError, TimeoutError):
-            answer = None
-        if answer is None:
-            self._failed()
-            return ()
-        dialect, body = answer
-        size = self._names.block_tokens
-        if len(body) > _ON_LOOP_BYTES:
-            blocks = await asyncio.to_thread(_read_blocks, dialect, body, size, reading.root)
-        else:
-            blocks = _read_blocks(dialect, body, size, reading.root)
+            blocks = await self._asked(reading)
+        except Exception:  # noqa: BLE001  a request without tokens is better than none
+            blocks = None
         if blocks is None:
             self._failed()
             return ()
         self._failures = 0
         self._memo.learn(reading.digests, blocks)
         return blocks
+
+    async def _asked(self, reading: Reading) -> Sequence[int] | None:
+        answer = await self._tokenise(reading.prompt)
+        if answer is None:
+            return None
+        dialect, body = answer
+        size = self._names.block_tokens
+        if len(body) > _ON_LOOP_BYTES:
+            return await asyncio.to_thread(_read_blocks, dialect, body, size, reading.root)
+        return _read_blocks(dialect, body, size, reading.root)
 
     def _failed(self) -> None:
         self._failures += 1
@@ -187,7 +187,7 @@ def read(body: bytes, names: KvNames) -> Reading | None:
     root = names.asked_root(model, salt)
     # Where another process gives the names, the unit may change: what was in the old one isn't found.
     parent = xxh3_64_intdigest(
-        b"%b\0%b" % (model.encode(), bytes(fields.tools)), root ^ names.block_tokens
+        b"%b\0%b" % (model.encode(errors="replace"), bytes(fields.tools)), root ^ names.block_tokens
     )
     digests, sizes = [], []
     for piece in pieces:

@@ -277,6 +277,10 @@ def served(*engines: Engine) -> Iterator[str]:
             size = int(self.headers.get("Content-Length") or 0)
             self._answer("POST", json.loads(self.rfile.read(size) or b"{}"))
 
+        def do_DELETE(self) -> None:
+            size = int(self.headers.get("Content-Length") or 0)
+            self._answer("DELETE", json.loads(self.rfile.read(size) or b"{}"))
+
         def _answer(self, method: str, body: dict[str, Any]) -> None:
             with lock:
                 engine = engines[next(turn) % len(engines)]

@@ -27,6 +27,8 @@ from preheat.engines.child import Address, settings_of, sha256_of
 from preheat.engines.group import Care, Rules
 from preheat.engines.kv_hearing import Hearing, heard_at
 from preheat.engines.kv_link import LearnerLink
+from preheat.engines.lmcache_fleet import LmcacheRules
+from preheat.engines.lmcache_tier import LmcacheTier
 from preheat.engines.slot_seats import SlotRules
 from preheat.engines.worker import OnEvent
 from preheat.errors import ConfigError
@@ -260,6 +262,7 @@ def engine(
         care=_care(settings, api_key, secret) if settings.poll_s else None,
         hearing=_hearing(name, settings, names, link, on_event),
         link=link,
+        lmcache=_lmcache(name, settings, names, on_event),
         inject_usage=settings.inject_usage,
         on_event=on_event,
     )
@@ -300,6 +303,22 @@ def _hearing(
     return Hearing(
         hear_at, names, on_event if link is None else _ignore
     )  # the learner logs for all
+
+
+def _lmcache(
+    name: str, settings: EngineSettings, names: KvNames, on_event: OnEvent
+) -> LmcacheTier | None:
+    """Who asks LMCache, where it stands behind a group."""
+    if not settings.lmcache:
+        return None
+    try:
+        return LmcacheTier(
+            LmcacheRules(settings.lmcache, settings.lmcache_instances), names, on_event
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"engines.{name}.lmcache: expected http(s)://host[:port] ({error})"
+        ) from None
 
 
 def _ignore(_event: str, _fields: dict[str, object]) -> None:

@@ -58,6 +58,8 @@ _OF_OPENAI: Final = (
     "api_key_env",
     "kv_events",
     "kv_replay",
+    "lmcache",
+    "lmcache_instances",
     "max_connections",
     "breaker_failures",
     "breaker_open_s",
@@ -164,6 +166,7 @@ def _check_engine(name: str, engine: EngineSettings) -> None:
     if engine.http2 and not all(url.startswith("https:") for url in upstreams_of(engine)):
         raise ConfigError(f"engines.{name}.http2: needs https urls")
     _check_events(name, engine)
+    _check_lmcache(name, engine)
     _check_slots(name, engine)
 
 
@@ -192,6 +195,28 @@ def _check_events(name: str, engine: EngineSettings) -> None:
         places_of(upstreams_of(engine), engine.kv_events, engine.kv_replay)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from None
+
+
+def _check_lmcache(name: str, engine: EngineSettings) -> None:
+    key = f"engines.{name}.lmcache"
+    if not engine.lmcache:
+        if engine.lmcache_instances:
+            raise ConfigError(f"{key}_instances: means nothing without lmcache")
+        return
+    _check_url(engine.lmcache, key)
+    if engine.dialect not in {"auto", "vllm"}:
+        raise ConfigError(f"{key}: LMCache stands behind vLLM, not behind {engine.dialect}")
+    if not engine.poll_s:
+        raise ConfigError(f"{key}: poll_s 0 means that no server is asked what it is")
+    if len(engine.lmcache_instances) not in {0, 1, len(upstreams_of(engine))}:
+        raise ConfigError(
+            f"{key}_instances: give one instance for all servers, or one for each of urls"
+        )
+
+
+def _check_trunks(settings: Settings) -> None:
+    if settings.trunks.key_env and settings.trunks.keep != "file":
+        raise ConfigError('trunks.key_env: means nothing without trunks.keep = "file"')
 
 
 def _check_l2(settings: Settings) -> None:

@@ -231,6 +231,18 @@ class EngineSettings(Section, frozen=True):
             description="Their `replay_endpoint`, likewise: what was lost, or cached before we came, is asked for there."
         ),
     ] = ()
+    lmcache: Annotated[
+        str,
+        Meta(
+            description="Where LMCache's coordinator (or older controller) answers that stands behind several `urls` of vLLM: requests that wait go where their prefix can be loaded. See tiers.md."
+        ),
+    ] = ""
+    lmcache_instances: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="What it calls the instances behind the `urls`: one each, in order, or one for all. Empty: told by their addresses."
+        ),
+    ] = ()
     poll_s: Annotated[
         float,
         Meta(

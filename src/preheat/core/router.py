@@ -35,10 +35,19 @@ _QUIET_SHARE: Final = 0.1
 """An answer whose wait in the queue was more of its time than this says little about speeds."""
 
 
+class Loadable(NamedTuple):
+    """What a worker can load of a prompt from a tier below its cache: so many tokens from its beginning on,
+    in so many seconds all of them."""
+
+    tokens: int
+    load_s: float
+
+
 class Ask(msgspec.Struct, frozen=True, gc=False):
     """What the router may know of a request. `blocks` are hashes of `block_bytes` bytes each of its
     prompt of `prompt_bytes`, chained, root first. `token_blocks` are those of its tokens, `block_tokens`
-    each, where they are known: what workers that tell by events are looked up by."""
+    each, where they are known: what workers that tell by events are looked up by. `loadable` is by
+    worker."""
 
     model: str
     blocks: Sequence[int] = ()
@@ -47,6 +56,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     session: str = ""
     token_blocks: Sequence[int] = ()
     block_tokens: int = 0
+    loadable: Mapping[int, Loadable] | None = None
 
 
 class Ticket(msgspec.Struct, gc=False):
@@ -79,7 +89,8 @@ class Lead(NamedTuple):
 
 class Route(msgspec.Struct, frozen=True, gc=False):
     """Which worker, and why: the prompt's expected tokens and those of them that it holds, the most
-    that any of the others holds, and the seconds of its queue beside the shortest one.
+    that any of the others holds, the seconds of its queue beside the shortest one, and the tokens more
+    that it loads.
 
     With a `lead` it isn't sent yet: the driver holds it back (`Router.leads`), then says `Router.go`.
     """
@@ -91,6 +102,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     queue_s: float
     least_queue_s: float
     lead: Lead | None = None
+    loadable_tokens: int = 0
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -188,6 +200,7 @@ class Router:
         self._sessions: Memo[str, tuple[int, int]] = Memo(_SESSIONS)
         self._lanes: dict[int, _Lane] = {}
         self._numbers = 0
+        self._has_loadable = False  # of the request before
         self._miss_s = 0.0
         self._block_tokens = 512 / _TOKEN_BYTES
 
@@ -207,6 +220,7 @@ class Router:
             chosen.queue_s,
             least_queue_s,
             lead,
+            chosen.loadable_tokens,
         )
 
     def leads(self, ticket: Ticket, now: float) -> Lead | None:
@@ -265,6 +279,8 @@ class Router:
             candidates.append(one)
         if guessed:
             self._foretell_all(guessed, ask, tokens, now)
+        if ask.loadable or self._has_loadable:
+            self._lay_below(ask.loadable or {}, candidates, tokens, service)
         chosen = candidates[self._policy.choose(placing, candidates, now)]
         if guessed and lanes[chosen.number].guess_blocks:
             self._foretell(lanes[chosen.number], ask, tokens, now)
@@ -442,6 +458,27 @@ class Router:
         found = {worker: blocks for worker, blocks in sent.items() if worker not in listened}
         found.update((one, blocks * unit) for one, blocks in told.items() if one in listened)
         return found
+
+    def _lay_below(
+        self,
+        loadable: Mapping[int, Loadable],
+        candidates: Sequence[Candidate],
+        tokens: int,
+        service: ServiceModel,
+    ) -> None:
+        """What each would load behind what its cache holds, into its candidate; who has some of it loads it,
+        quicker than computing or not."""
+        for lane in self._lanes.values():
+            lane.candidate.loadable_tokens, lane.candidate.load_s = 0, 0.0
+        self._has_loadable = bool(loadable)
+        for one in candidates:
+            below = loadable.get(one.number)
+            known = 0 if below is None else min(below.tokens, tokens - 1)
+            if below is None or known <= one.overlap_tokens:
+                continue
+            one.loadable_tokens = known - one.overlap_tokens
+            one.load_s = below.load_s * one.loadable_tokens / below.tokens
+            one.miss_s = service.prefill_s(tokens - known, known)
 
     def _arrived(self, ticket: Ticket, cached_tokens: int | None, now: float) -> None:
         """Its prompt is computed there; so much of it was, by the engine's count."""

@@ -18,6 +18,7 @@ from preheat.engines.attendant import Attendant
 from preheat.engines.followers import Followers
 from preheat.engines.kv_hearing import Hearing
 from preheat.engines.kv_link import LearnerLink
+from preheat.engines.lmcache_tier import LmcacheTier, Lookup
 from preheat.engines.placement import Placement, Whose
 from preheat.engines.slot_seats import SlotFolders, SlotRules, SlotSeats
 from preheat.engines.worker import (
@@ -82,6 +83,7 @@ class Group:
         care: Care | None = None,
         hearing: Hearing | None = None,
         link: LearnerLink | None = None,
+        lmcache: LmcacheTier | None = None,
         probe_headers: Headers = (),
         on_event: OnEvent | None = None,
     ) -> None:
@@ -90,6 +92,7 @@ class Group:
         self._care = care
         self._hearing = hearing
         self._link = link
+        self._lmcache = lmcache
         self._followers = None if router is None else Followers(router)
         self._folders = SlotFolders(SlotRules() if care is None else care.slots)
         self._is_started = False
@@ -126,9 +129,10 @@ class Group:
         self._budget.earn()
         whose = Whose(tenant, session, state)
         ask = self._ask_of(body, whose)
-        if self._hearing is not None and ask is not None:
-            ask = await self._hearing.with_tokens(ask, body)
-        chosen = self._choose((), ask, whose, only_well=False)
+        lookup = None if ask is None else self._look_up(ask, body, whose)
+        if ask is not None:
+            ask = await self._known(ask, body, lookup)
+        chosen = self._choose((), ask, whose, only_well=False, lookup=lookup)
         if chosen is None:
             raise self._none_left()
         refusals = REFUSALS if is_repeatable else _UNDONE
@@ -163,6 +167,8 @@ class Group:
 
     async def over(self, tenant: str, session: str) -> Freed:
         """That session won't come back: what is kept for it goes first."""
+        if self._lmcache is not None:
+            self._lmcache.over(tenant, session)
         keepers = [one.seats.keeper for one in self._workers if one.seats is not None]
         freed = await asyncio.gather(
             *(one.over(tenant, session) for one in keepers if one is not None)
@@ -185,8 +191,11 @@ class Group:
             self._attendants[worker] = attendant, self._own(attendant.run())
         if self._link is not None and router is not None and chosen:
             self._link.start(self._on_sent_elsewhere)
+        attended = {one: own[0] for one, own in self._attendants.items()}
         if self._hearing is not None and router is not None:
-            self._hearing.follow({one: own[0] for one, own in self._attendants.items()}, router)
+            self._hearing.follow(attended, router)
+        if self._lmcache is not None:
+            self._lmcache.follow(attended)
 
     @property
     def is_ready(self) -> bool:
@@ -248,6 +257,8 @@ class Group:
             await self._hearing.aclose()
         if self._link is not None:
             await self._link.aclose()
+        if self._lmcache is not None:
+            await self._lmcache.aclose()
         await asyncio.gather(*(one.aclose() for one in (*self._workers, *self._leaving)))
 
     @property
@@ -291,8 +302,34 @@ class Group:
         prefix = prefix_of(body, whose.tenant.encode())
         return Ask(prefix.model, prefix.blocks, BLOCK_BYTES, prefix.prompt_bytes, whose.session)
 
+    async def _known(self, ask: Ask, body: bytes, lookup: Lookup | None) -> Ask:
+        """The same with what can be known in time of where it lies."""
+        if self._hearing is not None:
+            ask = await self._hearing.with_tokens(ask, body)
+        return ask if lookup is None else await lookup.within(ask)
+
+    def _look_up(self, ask: Ask, body: bytes, whose: Whose) -> Lookup | None:
+        """What LMCache could load of it, where it waits anyway."""
+        router, lmcache = self._router, self._lmcache
+        if router is None or lmcache is None:
+            return None
+        lmcache.begun(ask, body, whose.tenant, is_over=whose.is_over)
+        now = time.monotonic()
+        queues_s = (
+            router.queue_s(one.number, now)
+            for one in self._workers
+            if one.breaker.is_closed and not one.is_draining
+        )
+        return lmcache.look_up(ask, body, min(queues_s, default=0.0))
+
     def _choose(
-        self, tried: Sequence[Worker], ask: Ask | None, whose: Whose, *, only_well: bool
+        self,
+        tried: Sequence[Worker],
+        ask: Ask | None,
+        whose: Whose,
+        *,
+        only_well: bool,
+        lookup: Lookup | None = None,
     ) -> tuple[Worker, Placement | None] | None:
         """Of those that are well the router's choice, or the least loaded, in turn where that is
         several; else the one from which an answer is likeliest. With whom it counts as sent."""
@@ -313,6 +350,8 @@ class Group:
         worker = next(one for one in well if one.number == number)
         if self._link is not None:
             self._link.sent(worker.url, ask.blocks, ask.token_blocks)
+        if lookup is not None:
+            lookup.sent_to(number)
         return worker, Placement(router, route, followers, whose, self._end_session)
 
     def _well(self, tried: Sequence[Worker], now: float) -> list[Worker]:

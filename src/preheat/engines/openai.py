@@ -13,6 +13,7 @@ from preheat.core.types import SessionState
 from preheat.engines.group import Care, Group, Rules
 from preheat.engines.kv_hearing import Hearing
 from preheat.engines.kv_link import LearnerLink
+from preheat.engines.lmcache_tier import LmcacheTier
 from preheat.engines.worker import HttpClient, OnEvent, WorkerState
 from preheat.errors import ConfigError
 from preheat.transport.client import Client, Response, Timeouts
@@ -37,6 +38,7 @@ class OpenAi:
         care: Care | None = None,
         hearing: Hearing | None = None,
         link: LearnerLink | None = None,
+        lmcache: LmcacheTier | None = None,
         inject_usage: bool = True,
         on_event: OnEvent | None = None,
     ) -> None:
@@ -59,6 +61,7 @@ class OpenAi:
             care=care,
             hearing=hearing,
             link=link,
+            lmcache=lmcache,
             probe_headers=self._key,
             on_event=on_event,
         )

@@ -67,6 +67,8 @@ class Placement:
             route.queue_s,
             route.least_queue_s,
         )
+        if route.loadable_tokens:
+            self.reason += b", loadable=%d" % route.loadable_tokens
         self._router = router
         self._followers = followers
         self._whose = whose

@@ -1,0 +1,219 @@
+"""LMCache's answers as the real one gave them (0.5.6), and what is made of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmcache_faked import Lmcache
+from preheat.core.router import Ask, Loadable, Router
+from preheat.core.routing import POLICIES
+from preheat.core.sharing import Sharing
+from preheat.engines import lmcache
+from preheat.engines.lmcache import Held, Instance, Names
+
+RECORDED = json.loads(
+    (Path(__file__).parent.parent / "recorded" / "lmcache.json").read_text("utf-8")
+)
+IDS = list(range(14))
+NAMES = Names("org/model", 2)
+
+
+def said(method: str, path: str, *, at: int = 0, status: int = 200) -> bytes:
+    """What the real one answered to this question, the `at`'th time."""
+    found = [
+        one
+        for one in RECORDED["asked"]
+        if (one["method"], one["path"], one["status"]) == (method, path, status)
+    ]
+    return msgspec.json.encode(found[at]["answer"])
+
+
+def faked() -> Lmcache:
+    """In the state in which the real one was asked."""
+    made = Lmcache(chunk_tokens=4, world_size=2)
+    made.instances = {"n0": ("127.0.0.1", 1), "n1": ("127.0.0.2", 1)}
+    made.store(IDS[:8], "n0")
+    made.store(IDS, "n0", "l2")
+    made.store(IDS[:4], "n1", "l2", shared=True, ranks=2)
+    return made
+
+
+def test_the_real_one_is_understood() -> None:
+    instances = lmcache.read_instances("coordinator", said("GET", "/instances"))
+    assert instances is not None
+    assert [(one.name, one.host, one.port > 0) for one in instances] == [
+        ("n0", "127.0.0.1", True),
+        ("n1", "127.0.0.2", True),
+    ]
+    path = lmcache.keys("n0").path.decode()
+    assert lmcache.read_names(said("GET", path)) is None, "nothing is stored yet"
+    assert lmcache.read_names(said("GET", path, at=1)) == NAMES
+    question = lmcache.lookup(IDS, NAMES, "")
+    assert json.loads(question.body) == RECORDED["asked"][2]["body"]
+    before = lmcache.read_lookup(said("POST", "/directory/lookup"), 14)
+    assert before is not None
+    assert before.held("n0") == Held(0, 0, 0)
+    found = lmcache.read_lookup(said("POST", "/directory/lookup", at=1), 14)
+    assert found is not None
+    assert found.chunk_tokens == 4
+    assert found.held("n0") == Held(12, 6_000, 2_000), "two chunks of memory, one of its disk"
+    assert found.held("n1") == Held(4, 2_000, 2_000), "what all share"
+    assert {name: len(keys) for name, keys in found.in_memory(4).items()} == {"n0": 2}
+    assert found.in_memory(5) == {}, "a chunk that is partly others' stays"
+    short = lmcache.read_lookup(said("POST", "/directory/lookup", at=2), 1)
+    assert short is not None
+    assert short.held("n0").tokens == 0
+    assert lmcache.read_prefetch(said("POST", "/cache/prefetches")) == "a" * 32
+    assert lmcache.read_prefetched(said("GET", f"/cache/prefetches/n0/{'a' * 32}"))
+    for status in (422, 400):
+        assert lmcache.read_lookup(said("POST", "/directory/lookup", status=status), 14) is None
+
+
+def test_the_apis_are_told_apart_by_their_answers() -> None:
+    old = {one["path"]: one for one in RECORDED["asked"] if one["api"] == "controller"}
+    new = {one["path"]: one for one in RECORDED["asked"] if one["api"] == "coordinator"}
+    assert old["/instances"]["status"] == new["/controller/workers"]["status"] == 404
+    workers = msgspec.json.encode(old["/controller/workers"]["answer"])
+    assert lmcache.read_instances("controller", workers) == []
+    assert lmcache.read_instances("coordinator", workers) is None
+    assert lmcache.read_controller_lookup(msgspec.json.encode(old["/lookup"]["answer"]), 14) is None
+
+
+@pytest.mark.parametrize("one", RECORDED["asked"], ids=lambda one: one["method"] + one["path"])
+def test_the_fake_has_the_real_one_s_fields(one: dict[str, Any]) -> None:
+    """Not its hashes, and not how it words a refusal."""
+    fake = faked()
+    fake.is_old = one["api"] == "controller"
+    if fake.is_old:
+        fake.instances, fake.placed = {}, {}
+    at = RECORDED["asked"].index(one)
+    if at < 3:
+        fake.placed = {}
+    if one["path"].startswith("/cache/prefetches/"):
+        fake.jobs = {"a" * 32: 0.0}
+    status, answer = fake.answer(one["method"], one["path"], one["body"] or {})
+    assert status == one["status"]
+    if status == 200:
+        assert fields(answer) == fields(one["answer"])
+
+
+def fields(value: Any) -> Any:
+    """All names, and how many there are of each thing."""
+    if isinstance(value, dict):
+        return {name: fields(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [fields(one) for one in value]
+    return type(value).__name__
+
+
+def test_without_a_chunk_s_tokens_its_size_is_the_least_it_can_be() -> None:
+    fake = faked()
+    fake.tells_tokens = False
+    _, answer = fake.answer(
+        "POST", "/directory/lookup", json.loads(lmcache.lookup(IDS, NAMES, "").body)
+    )
+    found = lmcache.read_lookup(msgspec.json.encode(answer), 14)
+    assert found is not None
+    assert found.chunk_tokens == 4, "three chunks of 14 tokens: four each, and two are left"
+
+
+def test_a_part_that_one_rank_lacks_is_a_gap() -> None:
+    fake = Lmcache(chunk_tokens=4, world_size=2)
+    fake.store(IDS, "n0", ranks=1)
+    _, answer = fake.answer(
+        "POST", "/directory/lookup", json.loads(lmcache.lookup(IDS, NAMES, "").body)
+    )
+    found = lmcache.read_lookup(msgspec.json.encode(answer), 14)
+    assert found is not None
+    assert found.held("n0").tokens == 0
+
+
+def test_of_several_instances_the_controller_tells_nothing() -> None:
+    fake = Lmcache(chunk_tokens=4, is_old=True, instances={"a": ("x", 1), "b": ("y", 1)})
+    fake.store(IDS[:8], "a")
+
+    def told() -> tuple[str, Held] | None:
+        _, answer = fake.answer("POST", "/lookup", json.loads(lmcache.controller_lookup(IDS).body))
+        return lmcache.read_controller_lookup(msgspec.json.encode(answer), 14)
+
+    assert told() == ("a", Held(8, 8 * lmcache.TOKEN_BYTES, 0))
+    fake.store(IDS, "b")
+    assert told() is None, "its 12 tokens of b may be the third chunk alone"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
+        st.sampled_from(
+            ["instances", "workers", "keys", "key", "kv_rank", "model_name", "results", "chunks",
+             "placements", "token_ids", "layout_info", "instance_id", "ip", "request_id", "deleted"]
+        ), inner, max_size=4,
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(JSON.map(msgspec.json.encode) | st.binary(max_size=64))
+def test_nothing_that_is_read_raises(body: bytes) -> None:
+    for api in lmcache.LISTS:
+        lmcache.read_instances(api, body)
+    lmcache.read_names(body)
+    found = lmcache.read_lookup(body, 1_000)
+    if found is not None:
+        assert 0 <= found.held("n0").tokens <= 1_000
+        found.in_memory(0)
+    lmcache.read_prefetch(body)
+    lmcache.read_prefetched(body)
+    assert lmcache.read_deleted(body) >= 0
+    held = lmcache.read_controller_lookup(body, 1_000)
+    assert held is None or 0 < held[1].tokens <= 1_000
+
+
+def test_an_instance_without_an_address_is_none() -> None:
+    body = msgspec.json.encode(
+        {
+            "instances": [
+                {"instance_id": "", "ip": "x"},
+                {"instance_id": "n"},
+                {"instance_id": "m", "ip": "h"},
+            ]
+        }
+    )
+    assert lmcache.read_instances("coordinator", body) == [Instance("m", "h")]
+
+
+def test_a_prompt_goes_where_it_is_loaded_quicker_than_computed() -> None:
+    router = Router(POLICIES["cost"]())
+    blocks = tuple(range(100))
+
+    def placed(loadable: dict[int, Loadable] | None) -> tuple[int, int]:
+        ask = Ask("m", blocks, 512, 51_200, loadable=loadable)
+        route = router.place(ask, [0, 1], 0.0)
+        router.failed(route.ticket, 0.0)
+        return route.ticket.worker, route.loadable_tokens
+
+    assert placed({1: Loadable(10_000, 0.01)}) == (1, 10_000)
+    assert placed(None) == (0, 0), "what was of another request is forgotten"
+    assert placed({1: Loadable(10_000, 1e6)}) == (0, 0), "slower than anything"
+    assert placed({1: Loadable(99_999, 0.01)}) == (1, 12_799), "the last token is computed"
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(1, 6))))
+def test_what_others_have_had_is_never_a_session_s_own(asked: list[tuple[str, int, int]]) -> None:
+    """Prompts of a trunk and, behind it, an end that depends on the second number."""
+    sharing = Sharing()
+    prompts = [
+        (session, [*range(16), *range(1_000 * end + 100, 1_000 * end + 100 + 8 * length)])
+        for session, end, length in asked
+    ]
+    for session, blocks in prompts:
+        sharing.saw(session, blocks)
+    for session, blocks in prompts:
+        own = sharing.own_from(session, blocks)
+        others = {block for one, its in prompts if one != session for block in its}
+        assert own is None or not others & set(blocks[own:])

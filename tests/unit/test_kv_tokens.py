@@ -180,8 +180,11 @@ async def test_whatever_goes_wrong_there_are_just_no_blocks() -> None:
     async def broken(_: Prompt) -> Answer | None:
         raise KeyError("a defect")
 
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what["exception"]))
     prompts = PromptTokens(names(), broken, within(5.0))
     assert await prompts.blocks_of(chat(LONG)) == ()
+    assert [type(one) for one in told] == [KeyError], "it is logged as a defect"
     assert await prompts.blocks_of(b'{"model":"\\ud800","prompt":"\\udfff"}') == ()
 
 

@@ -13,6 +13,7 @@ from preheat.core.token_memo import TokenMemo
 from preheat.core.tokens import token_blocks
 from preheat.engines.dialects import Dialect
 from preheat.engines.dialects.calls import Prompt
+from preheat.errors import EngineError
 
 WITHIN_S: Final = 0.25
 """What a request waits for its tokens at most, while it is unknown what computing them takes."""
@@ -131,7 +132,11 @@ class PromptTokens:
     async def _learn(self, reading: Reading) -> Sequence[int]:
         try:
             blocks = await self._asked(reading)
-        except Exception:  # noqa: BLE001  a request without tokens is better than none
+        except (EngineError, TimeoutError):
+            blocks = None
+        except Exception as bug:  # noqa: BLE001  a request without tokens is better than none
+            told = {"message": "tokens of a prompt", "exception": bug}
+            asyncio.get_running_loop().call_exception_handler(told)
             blocks = None
         if blocks is None:
             self._failed()

@@ -214,11 +214,6 @@ def _check_lmcache(name: str, engine: EngineSettings) -> None:
         )
 
 
-def _check_trunks(settings: Settings) -> None:
-    if settings.trunks.key_env and settings.trunks.keep != "file":
-        raise ConfigError('trunks.key_env: means nothing without trunks.keep = "file"')
-
-
 def _check_l2(settings: Settings) -> None:
     l2 = settings.l2
     if l2.kind == "redis":

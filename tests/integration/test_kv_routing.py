@@ -193,7 +193,7 @@ async def test_a_restart_is_noticed_and_a_dead_publisher_harms_nothing(tmp_path:
         assert await servers.ask("c") == "gpu.0"
 
 
-async def test_salts_and_adapters_are_told_apart(tmp_path: Path) -> None:
+async def test_salts_are_told_apart(tmp_path: Path) -> None:
     async with fleet(tmp_path) as servers:
         servers.ask_directly(0, "hello", cache_salt="tenant-a")
         servers.ask_directly(1, "hello", cache_salt="tenant-b")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -17,6 +18,7 @@ from preheat.core.stats import UpstreamCounts
 from preheat.core.tokens import token_blocks
 from preheat.engines.kv_ear import KvEar
 from preheat.engines.kv_feed import FeedCounts, OnStep
+from preheat.engines.kv_tokens import read
 from preheat.errors import ConfigError
 from preheat.telemetry.logs import Log
 
@@ -112,6 +114,20 @@ async def test_who_has_nothing_left_has_nothing_of_what_was_sent_either(said: St
         await until(lambda: rig.held() == 7)
         rig.tell(said)
         await until(lambda: not rig.held())
+
+
+async def test_a_prompt_of_an_adapter_is_looked_up_among_what_was_stored_for_it() -> None:
+    async with listening() as rig:
+        tokens = list(range(4 * BLOCK))
+        event = Stored(range(4), None, tokens, BLOCK, lora_name="sql", extra_keys=[("sql",)] * 4)
+        rig.tell(Batch(1.0, [event]))
+        await until(lambda: rig.held() == 4)
+        found = {}
+        for model in ("sql", "tiny"):
+            reading = read(json.dumps({"model": model, "prompt": tokens}).encode(), rig.names)
+            assert reading is not None
+            found[model] = rig.router.index.overlaps(token_blocks(tokens, BLOCK, reading.root))
+        assert found == {"sql": {1: 4}, "tiny": {}}
 
 
 async def test_what_comes_faster_than_it_is_taken_is_lost_and_counted() -> None:

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from preheat import config
+from preheat.config import EngineSettings
 from preheat.errors import ConfigError
+from preheat.gateway.reload import _is_same_group
 from preheat.wire.kv_places import KvPlace, places_of
 
 URLS = ["http://gpu-1:8000/v1", "http://gpu-2:8000/v1"]
@@ -52,6 +54,17 @@ def test_several_servers_of_one_host_have_one_each() -> None:
 def test_what_can_t_be_is_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         config.check(group(**fields))
+
+
+def test_servers_in_another_order_are_another_group_where_each_has_its_own_endpoint() -> None:
+    def engine(urls: list[str], events: list[str]) -> EngineSettings:
+        return config.check(group(urls=urls, kv_events=events)).engines["a"]
+
+    one_each, turned = ["tcp://*:5557", "tcp://*:5559"], URLS[::-1]
+    assert not _is_same_group(engine(URLS, one_each), engine(turned, one_each))
+    assert _is_same_group(engine(URLS, one_each), engine(URLS, one_each))
+    assert _is_same_group(engine(URLS, [ANY]), engine(turned, [ANY]))
+    assert not _is_same_group(engine(URLS, [ANY]), engine(URLS, []))
 
 
 def test_what_can_be_isn_t() -> None:

@@ -96,3 +96,14 @@ def test_its_own_word_is_what_an_operator_sees() -> None:
     assert router.known(0, 0.0).trust == "estimated"
     router.left(1)
     assert len(router.index) == 0
+
+
+def test_what_another_process_has_sent_is_there() -> None:
+    router, _ = told_router()
+    router.learned(0, ASK.blocks, ASK.token_blocks, 0.0)
+    assert router.choose(ASK, [0, 1], 1.0)[0].number == 0
+    router.learned(1, ASK.blocks, ASK.token_blocks, 1.0)
+    assert router.choose(ASK, [1], 1.0)[0].overlap_tokens == 1_023
+    router.index.told(1, router.index.best_known(1).aged(9.0))
+    assert router.choose(ASK, [1], 9.0)[0].overlap_tokens == 0, "its events would have said so"
+    assert router.choose(TEXT_ONLY, [1], 9.0)[0].overlap_tokens == 1_023

@@ -1,11 +1,13 @@
 """`preheat observe` beside servers that are asked by others, and whose log it reads."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -218,6 +220,7 @@ def test_a_log_without_any_request_is_an_error(
         (["-", "gpu:8000"], "URL"),
         (["-", NOWHERE, NOWHERE], "named twice"),
         (["-", NOWHERE, "--api-key-env", "NOT_SET"], "NOT_SET is empty or not set"),
+        (["-", NOWHERE, "--api-key-env", "HOME", "--api-key-env", "PATH"], "or one for each"),
         (["-", NOWHERE, "--kv-replay", "tcp://*:1"], "--kv-replay needs --kv-events"),
         (["-", NOWHERE, "--kv-events", "1", "--kv-events", "2"], "one endpoint for all"),
         (["-", NOWHERE, "--html", "none/page.html"], "its folder doesn't exist"),
@@ -475,6 +478,80 @@ def test_the_first_use_of_what_was_warmed_is_booked(
     )
     assert told["warming"]["totals"]["used"] == 1
     assert watcher.stop()[0] == 130
+
+
+# A real engine
+
+
+class Real(Stack):
+    """Two llama.cpp servers with a tiny model."""
+
+    def __init__(self, log: Path, stack: ExitStack, weights: str) -> None:
+        from preheat.engines.child import ChildSettings, EngineChild
+
+        super().__init__(log, stack, engines=0)
+        self.keys: list[str] = []
+        loop = asyncio.new_event_loop()
+        stack.callback(loop.close)
+        for _ in range(2):
+            settings = ChildSettings(model=weights, slots=2, ctx_tokens=2 * 8_192)
+            child = EngineChild(settings, on_event=lambda _name, _fields: None)
+            stack.callback(lambda child: loop.run_until_complete(child.aclose()), child)
+            loop.run_until_complete(child.start())
+            assert child.url is not None
+            self.urls.append(child.url)
+            self.keys.append(child.api_key)
+
+    def chat(self, at: int, trunk: int, user: str) -> int:
+        """How many tokens were cached."""
+        messages = [
+            {"role": "system", "content": TRUNKS[trunk]},
+            {"role": "user", "content": user},
+        ]
+        body = {"model": "tiny", "messages": messages, "max_tokens": 1}
+        request = urllib.request.Request(
+            f"{self.urls[at]}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Authorization": f"Bearer {self.keys[at]}", "Content-Type": "application/json"},
+        )
+        began_at = time.time()
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            answer = json.loads(reply.read())
+        row = {"timestamp": began_at, "session": user, "worker": f"w{at}", "request": body}
+        self.write(json.dumps(row | {"response": answer, "duration_s": time.time() - began_at}))
+        cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return cached
+
+
+def test_a_prefix_that_one_real_server_lacks_is_warmed_there(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("xllamacpp", reason="the embedded engine isn't installed")
+    pytest.importorskip("gguf", reason="the tiny model is written with gguf")
+    from tiny_model import write_tiny_gguf
+
+    weights = tmp_path_factory.mktemp("weights") / "tiny.gguf"
+    write_tiny_gguf(weights)
+    with ExitStack() as servers:
+        stack = Real(tmp_path / "log", servers, str(weights))
+        keys = []
+        for at, key in enumerate(stack.keys):
+            monkeypatch.setenv(f"KEY_{at}", key)
+            keys += ["--api-key-env", f"KEY_{at}"]
+        for number in range(12):
+            stack.chat(0, 0, f"question {number}")
+        urls = [f"w{at}={url}" for at, url in enumerate(stack.urls)]
+        options = ["--once", "--json", "--warm", *keys, "--slack", "0.1"]
+        assert main(["observe", str(stack.log), *urls, *options]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert [one["dialect"] for one in told["servers"]] == ["llamacpp"] * 2
+        assert told["servers"][0]["cached_tokens"] > 11 * 1_000
+        assert told["servers"][0]["agreed"] >= 11
+        assert warmed(told) == [("w1", "done", "proven")]
+        assert stack.chat(1, 0, "another question") > 1_000
 
 
 # The screen

@@ -81,7 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="their kind (found out by asking)",
     )
     servers.add_argument(
-        "--api-key-env", default="", metavar="VAR", help="environment variable with their key"
+        "--api-key-env",
+        action="append",
+        default=[],
+        metavar="VAR",
+        help="environment variable with their key; one for all, or one for each URL in their order",
     )
     servers.add_argument(
         "--poll",
@@ -196,11 +200,16 @@ def _directs(options: argparse.Namespace) -> "dict[str, Direct]":
     """The servers by name; nothing is connected yet. Raises ConfigError."""
     from preheat.engines.direct import Direct
 
-    key = ""
-    if options.api_key_env:
-        key = config.secret_from(options.api_key_env, "--api-key-env", config.environment())
+    keys = [
+        config.secret_from(variable, "--api-key-env", config.environment())
+        for variable in options.api_key_env
+    ] or [""]
+    if len(keys) == 1:
+        keys *= len(options.servers)
+    if len(keys) != len(options.servers):
+        raise ConfigError("give one --api-key-env for all servers, or one for each")
     found: dict[str, Direct] = {}
-    for word in options.servers:
+    for word, key in zip(options.servers, keys, strict=True):
         name, equals, url = word.partition("=")
         if not equals or "://" in name:  # a URL may have an equals sign of its own
             name, url = word, word

@@ -100,6 +100,7 @@ def tables_of(sight: "Sight", most: int) -> Iterator[report.Table]:
             *("cached", "thought", "agreed", "its own count"),
         ),
         rows=tuple(_server(one) for one in sight.servers),
+        verdict=" ".join(_amiss(sight)),
     )
     if sight.prefixes:
         rows = [_prefix(one) for one in sight.prefixes[:most]]
@@ -117,13 +118,24 @@ def tables_of(sight: "Sight", most: int) -> Iterator[report.Table]:
         yield _warming(sight.warming, most)
 
 
+def _amiss(sight: "Sight") -> list[str]:
+    """Why servers are down, or their events aren't heard; a few."""
+    down = [f"{one.name} is down: {one.down_why}." for one in sight.servers if one.down_why]
+    refused = [
+        f"The events of {one.name} can't be heard: {one.events_refused}"
+        for one in sight.servers
+        if one.events_refused
+    ]
+    return [printable(one) for one in (down + refused)[:_FEW]]
+
+
 def _server(one: "ServerSight") -> tuple[Cell, ...]:
     own = None
     if one.engine_input_tokens and one.engine_cached_tokens is not None:
         own = _percent(one.engine_cached_tokens, one.engine_input_tokens)
     return (
         printable(one.name),
-        f"down: {printable(one.down_why)}"[:40] if one.down_why else one.dialect,
+        "down" if one.down_why else one.dialect,
         one.requests,
         one.running,
         one.waiting,

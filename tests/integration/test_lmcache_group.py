@@ -1,7 +1,6 @@
 """Two servers of vLLM's kind with LMCache behind them: requests that wait go where they are loaded."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
@@ -15,7 +14,7 @@ from preheat.core.kv_names import KvNames
 from preheat.core.routing import POLICIES
 from preheat.core.types import Usage
 from preheat.engines import lmcache_tier
-from preheat.engines.group import Care
+from preheat.engines.group import Care, Rules
 from preheat.engines.lmcache_fleet import LmcacheRules
 from preheat.engines.lmcache_tier import LmcacheCounts, LmcacheTier
 from preheat.engines.openai import OpenAi
@@ -222,4 +221,15 @@ async def test_instances_that_do_not_match_are_told(instances: tuple[str, ...], 
 
 async def test_one_instance_behind_all_is_found_by_its_address_or_its_name() -> None:
     async with fleet(instances=("n0",)) as made:
-        assert json.loads(json.dumps(made.events[0])) == ["lmcache-on", {"workers": 2}]
+        assert made.events == [("lmcache-on", {"workers": 2})]
+
+
+async def test_servers_that_join_are_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmcache_tier, "_AGAIN_S", 600.0)
+    async with fleet(instances=("n0",)) as made:
+        made.group.reconfigure([*made.urls[:1], made.urls[1] + "/v1"], Rules())
+        await until(lambda: len(made.tier._behind) == 2)
+        prompt = text("paused")
+        made.cache.store(made.ids(prompt), "n0")
+        await made.make_wait()
+        assert b"loadable=" in (await made.send(prompt)).placement.reason

@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcache_faked import Lmcache
+from preheat import config
 from preheat.core.router import Ask, Loadable, Router
 from preheat.core.routing import POLICIES
 from preheat.core.sharing import Sharing
 from preheat.engines import lmcache
 from preheat.engines.lmcache import Held, Instance, Names
+from preheat.errors import ConfigError
+from preheat.gateway.reload import _is_same_group
 
 RECORDED = json.loads(
     (Path(__file__).parent.parent / "recorded" / "lmcache.json").read_text("utf-8")
@@ -217,3 +220,39 @@ def test_what_others_have_had_is_never_a_session_s_own(asked: list[tuple[str, in
         own = sharing.own_from(session, blocks)
         others = {block for one, its in prompts if one != session for block in its}
         assert own is None or not others & set(blocks[own:])
+
+
+URL = "http://cache:9300"
+URLS = ["http://gpu-1:8000/v1", "http://gpu-2:8000/v1"]
+
+
+def group(**fields: Any) -> dict[str, Any]:
+    return {"engines": {"a": {"urls": URLS, **fields}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"lmcache": "cache:9300"}, r"engines.a.lmcache: expected http\(s\)://host"),
+        ({"lmcache_instances": ["a"]}, "lmcache_instances: means nothing without lmcache"),
+        ({"lmcache": URL, "lmcache_instances": ["a"] * 3}, "one instance for all servers, or one"),
+        ({"lmcache": URL, "dialect": "sglang"}, "LMCache stands behind vLLM, not behind sglang"),
+        ({"lmcache": URL, "poll_s": 0.0}, "poll_s 0 means that no server is asked"),
+    ],
+)
+def test_what_can_t_be_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config.check(group(**fields))
+
+
+def test_servers_in_another_order_are_another_group_where_each_has_its_own_instance() -> None:
+    def same(*names: str) -> bool:
+        old, new = (
+            config.check(group(lmcache=URL, lmcache_instances=list(names), urls=urls)).engines["a"]
+            for urls in (URLS, URLS[::-1])
+        )
+        return _is_same_group(old, new)
+
+    assert same("one")
+    assert same()
+    assert not same("one", "two")

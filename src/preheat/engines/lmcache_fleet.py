@@ -17,6 +17,8 @@ from preheat.errors import ConfigError, EngineError
 _WITHIN_S: Final = 2.0
 """For a question; what comes later than its request needs it still serves to bring KV nearer."""
 _PREFETCH_S: Final = 30.0
+_NAMES_S: Final = 600.0
+"""How often it is asked what keys are made with: the coordinator counts all its keys for that."""
 _POLL_S: Final = 0.02
 _LONGEST_POLL_S: Final = 0.5
 
@@ -49,6 +51,7 @@ class LmcacheFleet:
         self._servers: dict[str, Direct] = {}
         self._api: Api | None = None
         self._names: Names | None = None
+        self._names_until = 0.0
         self._instances: dict[str, Instance] = {}
 
     async def open(self, urls: Sequence[str]) -> dict[str, str]:
@@ -63,8 +66,10 @@ class LmcacheFleet:
             self._api = None
             raise ConfigError("neither LMCache's coordinator nor its controller answers there")
         behind = self._behind(urls)
-        if api == "coordinator" and self._names is None:
+        if api == "coordinator" and (self._names is None or time.monotonic() >= self._names_until):
+            self._names = None
             self._names = await self._read_names(sorted(set(behind.values())))
+            self._names_until = time.monotonic() + _NAMES_S
         return behind
 
     async def look_up(self, ids: Sequence[int], salt: str) -> Found | None:

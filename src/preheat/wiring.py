@@ -34,6 +34,8 @@ from preheat.engines.worker import OnEvent
 from preheat.errors import ConfigError
 from preheat.stores import STORES, Store
 from preheat.stores.secret import secret_at
+from preheat.stores.trunk_file import TrunkFile
+from preheat.stores.trunks import Trunks
 from preheat.telemetry.logs import Log
 from preheat.transport.client import Timeouts
 from preheat.transport.server import Limits
@@ -164,12 +166,14 @@ def secret(settings: Settings) -> bytes:
     variable = settings.exact.secret_env
     if not variable:
         return secret_at(config.cache_folder(settings, config.environment()))
-    text = config.secret_from(variable, "exact.secret_env", config.environment())
+    return hashlib.sha256(_long_secret(variable, "exact.secret_env")).digest()
+
+
+def _long_secret(variable: str, key: str) -> bytes:
+    text = config.secret_from(variable, key, config.environment())
     if len(text) < SECRET_CHARACTERS:
-        raise ConfigError(
-            f"exact.secret_env: {variable} has fewer than {SECRET_CHARACTERS} characters"
-        )
-    return hashlib.sha256(text.encode()).digest()
+        raise ConfigError(f"{key}: {variable} has fewer than {SECRET_CHARACTERS} characters")
+    return text.encode()
 
 
 def keyring(settings: Settings, secret: bytes, identity_of: Callable[[str], str]) -> Keyring:
@@ -198,6 +202,23 @@ def store(settings: Settings, log: Log) -> Store | None:
         return make(l2.url, password=password, timeout_s=l2.timeout_s, on_event=on_event)
     folder = config.cache_folder(settings, config.environment())
     return make(folder, budget_bytes=l2.bytes, queue_bytes=l2.queue_bytes, on_event=on_event)
+
+
+def trunks(settings: Settings, log: Log) -> Trunks | None:
+    """Those of before, where they are kept in a file; None where none are kept. Raises ConfigError."""
+    wanted = settings.trunks
+    if wanted.keep == "off":
+        return None
+    file = None
+    if wanted.keep == "file":
+        sealed_by = b""
+        if wanted.key_env:
+            sealed_by = _long_secret(wanted.key_env, "trunks.key_env")
+        path = config.cache_folder(settings, config.environment()) / "trunks"
+        file = TrunkFile(
+            path, secret=sealed_by, on_damage=lambda why: log.event("trunks-set-aside", why=why)
+        )
+    return Trunks(most_bytes=wanted.bytes, most_age_s=wanted.age_s, file=file)
 
 
 def check_request_log(settings: Settings) -> None:

@@ -65,6 +65,8 @@ _OF_OPENAI: Final = (
     "breaker_open_s",
     "inject_usage",
     "slot_folders",
+    "gate_s",
+    "salts",
 )
 
 
@@ -100,6 +102,7 @@ def check_together(settings: Settings) -> None:
                 )
     _check_models(settings)
     _check_l2(settings)
+    _check_trunks(settings)
     for name, tenant in settings.tenants.items():
         if bool(tenant.api_key_env) == bool(tenant.api_key_file):
             raise ConfigError(f"tenants.{name}: give either api_key_env or api_key_file")
@@ -212,6 +215,11 @@ def _check_lmcache(name: str, engine: EngineSettings) -> None:
         raise ConfigError(
             f"{key}_instances: give one instance for all servers, or one for each of urls"
         )
+
+
+def _check_trunks(settings: Settings) -> None:
+    if settings.trunks.key_env and settings.trunks.keep != "file":
+        raise ConfigError('trunks.key_env: means nothing without trunks.keep = "file"')
 
 
 def _check_l2(settings: Settings) -> None:

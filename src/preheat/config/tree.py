@@ -169,6 +169,27 @@ class L2(Section, frozen=True):
     ] = 67_108_864
 
 
+class TrunkSettings(Section, frozen=True):
+    """The text that warming needs: beginnings that at least three sessions of a tenant had. See warm.md."""
+
+    keep: Annotated[
+        Literal["memory", "file", "off"],
+        Meta(
+            description='"memory": each worker keeps what it sees itself; "file": also in a file beside L2, so that it outlives a restart; "off": nothing is kept, and nobody is warmed by the gateway.'
+        ),
+    ] = "memory"
+    bytes: Annotated[int, Meta(gt=0, description="Most of it, each worker's.")] = 16_777_216
+    age_s: Annotated[
+        float, Meta(gt=0, description="What nobody began with for so long is forgotten.")
+    ] = 604_800.0
+    key_env: Annotated[
+        str,
+        Meta(
+            description="Environment variable with the secret (32 characters or more) that the file is encrypted under; needs pip install 'preheat[encrypt]'. Empty: it isn't encrypted, and only its owner may read it."
+        ),
+    ] = ""
+
+
 class RequestLog(Section, frozen=True):
     """The log that the laboratory reads: one row a request, never its text."""
 
@@ -262,6 +283,20 @@ class EngineSettings(Section, frozen=True):
     slot_age_s: Annotated[
         float, Meta(gt=0, description="A file that wasn't used for so long is deleted.")
     ] = 86_400.0
+    gate_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=600,
+            description="One of several `urls` that is new, was started again or comes back is given what is hot (`trunks`) before it gets requests, for so long at most; others serve meanwhile. 0: it isn't.",
+        ),
+    ] = 20.0
+    salts: Annotated[
+        Literal["tenant", "off"],
+        Meta(
+            description='"tenant": servers whose cache takes a salt (vLLM) get one for each tenant, so that nobody can tell by the time what others have asked; a client\'s own counts beside it. Without tenants there is none. "off": what clients send.'
+        ),
+    ] = "tenant"
     identity: Annotated[
         str,
         Meta(
@@ -436,6 +471,7 @@ class Settings(Section, frozen=True):
     tenants: dict[str, TenantSettings] = {}
     namespaces: dict[str, NamespaceSettings] = {}
     admin: Admin = Admin()
+    trunks: TrunkSettings = TrunkSettings()
     log: RequestLog = RequestLog()
     telemetry: Telemetry = Telemetry()
 

@@ -63,6 +63,7 @@ class _Body(msgspec.Struct):
 
 
 _BODY: Final = msgspec.json.Decoder(_Body)
+_MESSAGES: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def prompt_of(body: bytes, secret: bytes, where: Sequence[str]) -> Prompt:
@@ -108,6 +109,27 @@ def prefix_of(body: bytes, salt: bytes) -> Prefix:
         _chain(text, xxh3_64_intdigest(b"%b\0%b\0%b" % (salt, kind, model))),
         len(text),
     )
+
+
+def block_ends(body: bytes, most: int) -> list[int]:
+    """How many blocks of `prefix_of` are whole within a chat's first message, its first two, … of at most
+    so many; none where it can't be read.
+
+    >>> block_ends(b'{"messages": [{"content": "%b"}, {"content": "%b"}]}' % (b"x" * 600, b"y" * 500), 9)
+    [1, 2]
+    """
+    try:
+        fields = _BODY.decode(body)
+        messages = _MESSAGES.decode(fields.messages)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return []
+    text = _text(fields)
+    end = len(text) - len(bytes(fields.messages)[:-1].rstrip())
+    ends = []
+    for message in messages[:most]:
+        end = text.index(bytes(message), end) + len(bytes(message))
+        ends.append(min(end // BLOCK_BYTES, _MOST_BLOCKS))
+    return ends
 
 
 def _chain(text: bytes, parent: int) -> list[int]:

@@ -38,7 +38,7 @@ class Histogram:
 
 TOTALS: Final = (
     *("stored", "evicted", "expired", "invalidated", "sampled_repeats"),
-    *("log_dropped", "rows_dropped"),
+    *("log_dropped", "rows_dropped", "trunks_dropped"),
 )
 _STATES: Final = ("_up", "_ready")
 WORDS: Final = ("refused", "engine_errors", "dropped", "l2", "stale")
@@ -67,6 +67,7 @@ class Counters:
         self.stored = 0
         self.log_dropped = 0
         self.rows_dropped = 0
+        self.trunks_dropped = 0
 
     def bump(self, counts: dict[str, int], word: str) -> None:
         """Add one to a word's count; the words are ours, so there are few."""

@@ -84,6 +84,8 @@ class Gateway:
             await self._l2.start()
         if self._feed is not None:
             self._feed.start()
+        if self.proxy.sightings is not None:
+            self.proxy.sightings.start()
         for engine in self._upstreams.engines.values():
             await engine.start()
         self._is_started = True
@@ -121,6 +123,8 @@ class Gateway:
             await self._l2.aclose()
         if self._feed is not None:
             await self._feed.aclose()
+        if self.proxy.sightings is not None:
+            await self.proxy.sightings.aclose()
         if self._admin is not None:
             await self._admin.aclose()
         await asyncio.gather(*(engine.aclose() for engine in self._upstreams.engines.values()))
@@ -144,6 +148,10 @@ class Gateway:
             "l1_entries": len(inventory),
             "l1_budget_entries": inventory.budget_entries,
         }
+        if self.proxy.sightings is not None:
+            gauges["trunks_messages"] = self.proxy.sightings.messages
+            gauges["trunks_bytes"] = self.proxy.sightings.size_bytes
+            self._counters.trunks_dropped = self.proxy.sightings.dropped
         ready = sum(engine.is_ready for engine in self._upstreams.engines.values())
         shared = {"engines_ready": float(ready), **self._l2_size}
         if self._l2 is not None:
@@ -175,6 +183,8 @@ class Gateway:
             for removed in self._l2.swept(number):
                 keys += removed.keys
                 size_bytes += removed.size_bytes
+        if self.proxy.sightings is not None and not dry_run:
+            await self.proxy.sightings.invalidate(what)
         return Removed(tuple(keys), size_bytes)
 
     def prepare(self, settings: Settings) -> Prepared:

@@ -16,6 +16,7 @@ from preheat.gateway.l2 import L2
 from preheat.gateway.proxy import Proxy, log_bug
 from preheat.gateway.relay import Relay
 from preheat.gateway.reload import Reload
+from preheat.gateway.sightings import Sightings
 from preheat.gateway.table import engines_of, keyed_headers, table_of
 from preheat.gateway.upstreams import Upstreams
 from preheat.stores import Store
@@ -71,6 +72,11 @@ def assemble(
         clock=parts.clock,
     )
     proxy.fallback = settings.fallback_message
+    trunks = wiring.trunks(settings, log)
+    if trunks is not None:
+        proxy.sightings = Sightings(trunks, log, on_bug)
+        if l2 is not None:
+            l2.on_news = proxy.sightings.invalidate
     gateway = Gateway(
         proxy,
         Relay(intake, upstreams, parts.counters, log, on_bug),

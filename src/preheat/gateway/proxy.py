@@ -33,6 +33,7 @@ from preheat.gateway.l2 import L2
 from preheat.gateway.listeners import Call, Listener
 from preheat.gateway.lookups import Lookup
 from preheat.gateway.replies import ID_PREFIX, send_hit
+from preheat.gateway.sightings import Sightings
 from preheat.gateway.upstreams import Upstreams
 from preheat.telemetry.logs import Log
 from preheat.telemetry.requestlog import RequestFeed
@@ -41,6 +42,7 @@ from preheat.wire import openai
 from preheat.wire.journal import Row
 
 _MOST_REFRESHES: Final = 64  # at once: clients come first
+_CHAT: Final = b"/v1/chat/completions"
 _REJECTIONS: Final = {
     "only-if-cached": "no stored answer, and the request allows no other",
 }
@@ -65,6 +67,7 @@ class Proxy:
     ) -> None:
         self.departures = Departures()
         self.fallback = ""  # what to say where an engine says nothing
+        self.sightings: Sightings | None = None  # who learns what requests begin with
         self._controller = controller
         self._intake = intake
         self._read, self._on_request = intake.read, controller.on_request
@@ -252,6 +255,8 @@ class Proxy:
                 self._refreshes += 1
             else:
                 flight.add(listener, is_leader=True)
+                if self.sightings is not None and listener.exchange.path == _CHAT:
+                    self.sightings.note(request, flight.call.body)
             self.departures.launch(flight)
         except BaseException:  # whoever is equal must not join what never began
             self._controller.on_failure(request, "internal", 0.0)

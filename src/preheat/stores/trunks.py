@@ -171,7 +171,7 @@ class Trunks:
 
     def _read(self, file: TrunkFile) -> None:
         for row in file.read():
-            rows = self._tenants.get(row.tenant) or {}
+            rows = self._tenants.get(row.tenant, ())
             if row.id not in rows and (not row.parent or row.parent in rows):
                 self._add(row)
         self._make_room()

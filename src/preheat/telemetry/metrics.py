@@ -198,6 +198,7 @@ _TOTALS: Final = {
     "sampled_repeats": "Sampled requests asked before: hits that the setting cost.",
     "log_dropped": "Log lines dropped because nobody read them in time.",
     "rows_dropped": "Rows of the request log dropped because its process was away too long.",
+    "trunks_dropped": "Requests that weren't looked at for what they begin with: too many at once.",
 }
 _WORDS: Final = {
     "refused": ("preheat_refused", "Requests refused.", "code"),
@@ -210,6 +211,8 @@ _GAUGES: Final = {
     "workers": "Worker processes.",
     "connections": "Client connections open.",
     "flights": "Engine calls and look-ups under way.",
+    "trunks_messages": "Messages kept for warming.",
+    "trunks_bytes": "Bytes of them.",
     "engines_ready": "Engines that take requests.",
     "l1_bytes": "Bytes in L1, overheads included.",
     "l1_budget_bytes": "Its budget.",

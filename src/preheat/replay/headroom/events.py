@@ -11,11 +11,11 @@ from typing import Final, Literal
 
 import msgspec
 
+from preheat.core.ramp import Ramp
 from preheat.core.routing import RoutingPolicy
 from preheat.core.spread import percentile
 from preheat.errors import ConfigError
 from preheat.replay.fleet import Fleet, FleetSpec, Run, run
-from preheat.core.ramp import Ramp
 from preheat.replay.headroom.warmth import Arm, Place, Warmed
 from preheat.replay.measures import ttfts
 from preheat.replay.worker import Job

@@ -14,8 +14,8 @@ import msgspec
 
 from preheat.core.costs import ServiceModel
 from preheat.core.prefix import PrefixStore
-from preheat.replay.fleet import Fleet
 from preheat.core.ramp import Ramp
+from preheat.replay.fleet import Fleet
 from preheat.replay.tiers import Tier, TierSpec
 from preheat.replay.worker import Job
 

@@ -496,7 +496,7 @@ class Router:
         """Their candidates so far have all that is anywhere in their slots, the least that a request can
         cost there. For a rule that goes by seconds only those are looked at more closely that aren't
         beaten even so by one that is sure; the beaten count as cold."""
-        if not self._goes_by_seconds:
+        if self._ramp.is_on or not self._goes_by_seconds:
             for lane in lanes:
                 self._foretell(lane, ask, tokens, now)
             return

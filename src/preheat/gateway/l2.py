@@ -6,7 +6,7 @@ A breaker stops asking one that keeps failing, so that it costs nobody anything.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from preheat.core.breaker import Breaker

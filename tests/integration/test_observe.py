@@ -17,6 +17,7 @@ import pytest
 
 from doctor_asked import free_port
 from engines_faked import Engine, Reply, as_events, served
+from harness import Fake
 from kv_engine import Publisher
 from preheat.cli import main
 from preheat.cli.screen import Screen
@@ -156,8 +157,12 @@ def test_a_log_that_says_not_who_answered_tells_of_repeats_and_what_to_do(
     stack: Stack, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stack.history()
-    told = once(capsys, stack, "--worker-field", "nothing")
+    asked = [engine.computed for engine in stack.engines]
+    told = once(capsys, stack, "--worker-field", "nothing", "--warm")
     assert told["unplaced"] == 60
+    # Nobody knows what is missing where, so nothing is warmed.
+    assert all(set(one["held"].values()) == {None} for one in told["prefixes"])
+    assert [engine.computed for engine in stack.engines] == asked
     assert told["repeats"]["repeated_tokens"] > 0
     assert any("--worker-field" in one for one in told["cautions"])
 
@@ -352,6 +357,24 @@ def test_a_server_that_was_restarted_has_lost_everything(
         lambda told: told["servers"][0]["restarts"] == 1 and not told["servers"][0]["held_tokens"]
     )
     assert told["servers"][1]["held_tokens"] > 0
+
+
+def test_a_server_that_dies_has_lost_everything_too(
+    stack: Stack, watch: Callable[..., Watcher]
+) -> None:
+    mortal = Fake()
+    try:
+        for number in range(5):
+            stack.ask(0, 0, ago_s=50.0 - number, api_base=mortal.url)
+        watcher = watch(str(stack.log), [mortal.url, *stack.urls])
+        told = watcher.until(lambda told: told["servers"][0]["held_tokens"] > 0)
+        assert not told["servers"][0]["down_why"]
+    finally:
+        mortal.stop()
+    told = watcher.until(
+        lambda told: told["servers"][0]["down_why"] and not told["servers"][0]["held_tokens"]
+    )
+    assert told["repeats"]["requests"] == 5
 
 
 # KV events

@@ -155,7 +155,7 @@ def test_requests_that_nobody_places_are_repeats_only() -> None:
         passes(fleet, request(session), None, 0.0)
     assert fleet.unplaced == 2
     assert fleet.repeats.repeated_tokens > 700
-    assert fleet.held(request().seen.blocks, ()) == [0.0, 0.0]
+    assert fleet.held(request().seen.blocks, ()) == [None, None]
 
 
 # What is hot, where it is missing, and whether warming pays
@@ -244,3 +244,18 @@ def test_a_model_that_servers_call_otherwise_is_asked_under_their_name() -> None
     (prefix,) = hot.prefixes
     assert (prefix.model, prefix.prompt.model) == ("m", "served")
     assert hot.used(record.seen.blocks, 0, 2.0) == [prefix]
+
+
+def test_of_a_long_log_that_is_read_at_once_the_last_hour_counts() -> None:
+    hot, now = HotSet(), 0.0
+    for number in range(2_000):
+        now = 60.0 * number  # a day and a half, one a minute
+        record = request(f"{number}", text=SYSTEM if number % 2 else f"{number} " * 1_000)
+        assert record.sighting is not None
+        hot.saw(record.sighting, now)
+        if number % 256 == 0:
+            hot.refresh(now)
+        hot.used(record.seen.blocks, 0, now)
+    hot.refresh(now)
+    (prefix,) = hot.prefixes
+    assert 3_600.0 * prefix.uses_per_s(now) == pytest.approx(30.0, rel=0.1)

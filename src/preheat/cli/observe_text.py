@@ -150,14 +150,14 @@ def _server(one: "ServerSight") -> tuple[Cell, ...]:
 
 def _prefix(one: "PrefixSight") -> tuple[Cell, ...]:
     best = _best(one.missing)
-    held = len(one.held) - len(one.missing)
+    known = sum(share is not None for share in one.held.values())
     return (
         one.name[:_NAME],
         printable(one.model),
         one.tokens,
         one.sessions,
         round(one.uses_per_h, 1),
-        f"{held} of {len(one.held)}",
+        f"{known - len(one.missing)} of {known}" if known else "?",
         printable(best.server) if best else "-",
         f"{best.chance:.0%}" if best else "-",
         round(best.spends_s, 3) if best else None,

@@ -23,6 +23,8 @@ _MODELS: Final = 256
 _TOKEN_BYTES: Final = 4.0
 _AGREED: Final = 0.9
 """A share of what was thought to be cached that counts as found, as in `core.witness`."""
+_UNPLACED: Final = 0.1
+"""A share of the requests: with more of them at unknown places nobody knows what a server lacks."""
 _UNKNOWN: Final = ServiceModel()
 
 
@@ -168,14 +170,18 @@ class Fleet:
         size = self.block_tokens if is_told else BLOCK_BYTES / _TOKEN_BYTES
         return int(self.known(worker, now).held_blocks * size)
 
-    def held(self, blocks: Sequence[int], token_blocks: Sequence[int]) -> list[float]:
+    def held(self, blocks: Sequence[int], token_blocks: Sequence[int]) -> list[float | None]:
         """Which share of a prefix each worker holds: by its own word where it tells, and the prefix's
-        tokens are known."""
-        index, shares = self.router.index, [0.0] * len(self.accounts)
+        tokens are known; else by what it was sent. None where too often nobody says who was."""
+        index = self.router.index
+        is_known = self.unplaced <= _UNPLACED * self.repeats.requests
+        shares: list[float | None] = [0.0 if is_known else None] * len(self.accounts)
         for names, is_told in ((blocks, False), (token_blocks, True)):
             found = index.overlaps(names) if names else {}
             for worker in range(len(shares)):
-                if is_told == (worker in index.listened and bool(token_blocks)):
+                if is_told != (worker in index.listened and bool(token_blocks)):
+                    continue
+                if is_told or is_known:
                     shares[worker] = found.get(worker, 0) / len(names)
         return shares
 

@@ -32,6 +32,7 @@ _LOOK_S: Final = 0.25
 _FIRST_LOOKS_S: Final = 5.0
 """For servers that don't answer at once: the log is read all the same."""
 _AT_ONCE: Final = 32
+_REFRESH: Final = 256
 _MOST_BAD: Final = 100
 _FUTURE_S: Final = 3_600.0
 """A line so far beyond this machine's clock is a mistake, and all others would come after it."""
@@ -99,6 +100,7 @@ class Observer:
                 self.servers, budget, order.pace, time.time, self._tells, self._warmed
             )
         self._hears_since = inf
+        self._sightings = 0
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -156,7 +158,7 @@ class Observer:
                 if self.warming is not None:
                     self.warming.begin(_all_missing(seen))
                 on_sight(sights.sight_of(self, seen))
-            if not lines:
+            if not lines and not self._tail.is_over:
                 await self._pause()
 
     async def _pause(self) -> None:
@@ -236,6 +238,9 @@ class Observer:
         counts.without_usage += seen.cached_tokens is None
         if record.sighting is not None and not seen.is_failed:
             self.hot.saw(record.sighting, at)
+            self._sightings += 1
+            if self._sightings % _REFRESH == 0:  # uses are counted from then on
+                self.hot.refresh(at)
         # What came before anybody listened is looked up by its text: nothing was told of that time.
         if self.heard is not None and at >= self._hears_since:
             seen.token_blocks = await self.heard.blocks_of(record.body)

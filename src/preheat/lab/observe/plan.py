@@ -27,11 +27,11 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A hot prefix: which share of it each worker holds, and what is missing."""
+    """A hot prefix: which share of it each worker holds (None: nobody knows), and what is missing."""
 
     prefix: Prefix
     tokens: int
-    held: list[float]
+    held: list[float | None]
     missing: list[Missing]
 
 
@@ -76,7 +76,7 @@ def _found(
     reuse = repeats.repeated_tokens / max(1, repeats.input_tokens)
     missing = []
     for worker, share in enumerate(held):
-        if share >= PROVEN_SHARE:
+        if share is None or share >= PROVEN_SHARE:
             continue
         there = int(share * tokens)
         room = _room(fleet, worker, capacities[worker], tokens - there, now)

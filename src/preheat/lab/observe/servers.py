@@ -15,6 +15,8 @@ from preheat.lab.observe.settling import Act
 
 _LATEST_S: Final = 60.0
 """After a failure it is asked again after twice as long each time, up to this."""
+_ENDED: Final = frozenset({"connect", "reset"})
+"""Failures of a process that is no more, as `engines.group` has them: its successor's cache is empty."""
 _CAPACITY_S: Final = 300.0
 
 
@@ -72,6 +74,8 @@ class Server:
             if load is None:  # nothing that would show whether it lives
                 await self.direct.ask(dialect.health(), within_s=self._poll_s)
         except EngineError as error:
+            if error.kind in _ENDED and not self.down_why:
+                self._tell(lambda _: self._router.cleared(self.number))
             self.down_why = str(error)
             return False
         self.dialect, self.down_why = dialect.name, ""

@@ -70,14 +70,14 @@ class MissingSight(msgspec.Struct, frozen=True, kw_only=True):
 
 class PrefixSight(msgspec.Struct, frozen=True, kw_only=True):
     """A hot prefix; `name` is a digest, the same as of `preheat warm`. `held` is the share of it that
-    each server holds."""
+    each server holds, None where nobody knows."""
 
     name: str
     model: str
     tokens: int
     sessions: int
     uses_per_h: float
-    held: dict[str, float]
+    held: dict[str, float | None]
     missing: list[MissingSight]
 
 

@@ -153,6 +153,8 @@ def _cautions(observer: "Observer", found: list[Found]) -> Iterator[str]:
             f"{counts.without_duration} of {requests} requests have no duration: loads and speeds are "
             "known from the others only."
         )
+    if counts.undated:
+        yield f"{counts.undated} lines have no time: they count from when they were read."
     if not fleet.repeats.told_input_tokens:
         yield (
             "No answer tells its cached tokens, so what was found can't be compared with what was "

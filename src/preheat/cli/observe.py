@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Final
 
 from preheat import config
 from preheat.cli.numbers import count, positive, seconds
-from preheat.cli.pages import check_page, write_page
-from preheat.cli.progress import Line
+from preheat.cli.observe_shown import Shown
+from preheat.cli.pages import check_page
 from preheat.core.warmup import Pace
 from preheat.engines.dialects import DIALECTS
 from preheat.errors import ConfigError, TraceError
@@ -155,12 +155,12 @@ def run(options: argparse.Namespace) -> int:
         check_page(options.html)
     directs = _directs(options)
     order = _order(options, directs)
-    job = _Job(options)
+    shown = Shown(options)
     try:
-        sight, is_stopped = asyncio.run(_watch(options, order, directs, job))
+        sight, is_stopped = asyncio.run(_watch(options, order, directs, shown))
     finally:
-        job.line.end()
-    job.last(sight)
+        shown.line.end()
+    shown.last(sight)
     if is_stopped:
         return 130
     if not sight.repeats.requests and sight.bad:
@@ -170,7 +170,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _watch(
-    options: argparse.Namespace, order: "Order", directs: "dict[str, Direct]", job: "_Job"
+    options: argparse.Namespace, order: "Order", directs: "dict[str, Direct]", shown: Shown
 ) -> "tuple[Sight, bool]":
     from preheat.lab.observe.observer import Observer
 
@@ -184,7 +184,7 @@ async def _watch(
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stop)
-    sight = await observer.run(job.show)
+    sight = await observer.run(shown.show)
     return sight, bool(stopped)
 
 
@@ -246,61 +246,3 @@ def _order(options: argparse.Namespace, directs: "dict[str, Direct]") -> "Order"
         tokens_per_hour=options.tokens_per_hour,
         pace=Pace(slack_s=options.slack, most_load=options.most_load),
     )
-
-
-class _Job:
-    """Where sights go."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        from preheat.cli.screen import Screen
-
-        self.line = Line()
-        self._options = options
-        self._screen = Screen() if sys.stdout.isatty() and not options.json else None
-        self._told_bad = 0
-
-    def show(self, sight: "Sight") -> None:
-        """One of many."""
-        self._tell_bad(sight)
-        if self._options.json:
-            if not self._options.once:
-                _print_json(sight)
-        elif self._screen is not None:
-            from preheat.cli.observe_text import told
-
-            self._screen.show(told(sight, is_short=True))
-        if self._screen is None:
-            self.line.tell(f"{sight.log}: {sight.lines:,} lines, {sight.bad} of them bad")
-        self._write_page(sight)
-
-    def last(self, sight: "Sight") -> None:
-        """The report."""
-        from preheat.cli.observe_text import told
-
-        self._tell_bad(sight)
-        if self._options.json:
-            _print_json(sight)
-        else:
-            if self._screen is not None:
-                self._screen.clear()
-            print(told(sight))
-        self._write_page(sight)
-
-    def _tell_bad(self, sight: "Sight") -> None:
-        """The first few, by their numbers; the report has the last hundred."""
-        for bad in sight.bad_lines[self._told_bad : 3]:
-            self._told_bad += 1
-            print(f"skipped {bad.path}:{bad.line}: {bad.why}", file=sys.stderr)
-
-    def _write_page(self, sight: "Sight") -> None:
-        if self._options.html is not None:
-            from preheat.cli.observe_text import report_of
-            from preheat.replay.report import encode
-
-            write_page(self._options.html, encode(report_of(sight)))
-
-
-def _print_json(sight: "Sight") -> None:
-    import msgspec
-
-    print(msgspec.json.encode(sight).decode(), flush=True)

@@ -146,7 +146,7 @@ class Fleet:
         return silent if seen.cached_tokens is None else seen.cached_tokens
 
     def known(self, worker: int, now: float) -> Known:
-        """What the router knows of it."""
+        """What the router knows of it: all that it holds is counted for that."""
         return self.router.known(worker, now)
 
     def learned(self, model: str) -> ServiceModel | None:
@@ -164,11 +164,11 @@ class Fleet:
         said = self._token_bytes[model]
         return round(prompt_bytes / (said[0] / said[1] if said else _TOKEN_BYTES))
 
-    def held_tokens(self, worker: int, now: float) -> int:
-        """About how many a worker holds."""
+    def held_tokens(self, worker: int, known: Known) -> int:
+        """About how many a worker holds, by what is known of it."""
         is_told = worker in self.router.index.listened
         size = self.block_tokens if is_told else BLOCK_BYTES / _TOKEN_BYTES
-        return int(self.known(worker, now).held_blocks * size)
+        return int(known.held_blocks * size)
 
     def held(self, blocks: Sequence[int], token_blocks: Sequence[int]) -> list[float | None]:
         """Which share of a prefix each worker holds: by its own word where it tells, and the prefix's

@@ -44,28 +44,38 @@ def found(
 ) -> list[Found]:
     """Of each prefix. `capacities` are what the workers' caches hold, in tokens; `price_now` is what a
     second of an idle server costs of a busy one's."""
-    return [_found(fleet, one, capacities, price_now, now) for one in prefixes]
+    memories = []
+    for worker, capacity in enumerate(capacities):
+        held_tokens = fleet.held_tokens(worker, fleet.known(worker, now))
+        inflow = fleet.accounts[worker].inflow.per_s(now)
+        memories.append(_Memory(capacity, held_tokens, inflow))
+    return [_found(fleet, one, memories, price_now, now) for one in prefixes]
 
 
-class _Room(msgspec.Struct, frozen=True):
-    """A worker's memory: how long what comes in now stays, and whether something must go for it."""
+class _Memory(msgspec.Struct, frozen=True):
+    """A worker's: what it can hold and holds, in tokens, and how many a second come in. `capacity` is
+    None where nobody says."""
 
-    hold_s: float = HORIZON_S
-    is_full: bool = False
+    capacity: int | None
+    held: int
+    inflow: float
 
+    @property
+    def hold_s(self) -> float:
+        """How long what comes in now stays."""
+        if self.capacity is None or self.inflow <= 0.0:
+            return HORIZON_S
+        return min(HORIZON_S, self.capacity / self.inflow)
 
-def _room(fleet: Fleet, worker: int, capacity: int | None, needed: int, now: float) -> _Room:
-    if capacity is None:
-        return _Room()
-    inflow = fleet.accounts[worker].inflow.per_s(now)
-    hold_s = min(HORIZON_S, capacity / inflow) if inflow > 0.0 else HORIZON_S
-    return _Room(hold_s, fleet.held_tokens(worker, now) + needed > capacity)
+    def is_full(self, tokens: int) -> bool:
+        """Whether something must go for so many more."""
+        return self.capacity is not None and self.held + tokens > self.capacity
 
 
 def _found(
     fleet: Fleet,
     prefix: Prefix,
-    capacities: Sequence[int | None],
+    memories: Sequence[_Memory],
     price_now: float,
     now: float,
 ) -> Found:
@@ -79,16 +89,16 @@ def _found(
         if share is None or share >= PROVEN_SHARE:
             continue
         there = int(share * tokens)
-        room = _room(fleet, worker, capacities[worker], tokens - there, now)
+        memory = memories[worker]
         cost_s = service.prefill_s(tokens - there, there)
         here_per_s = prefix.uses_per_s(now) * prefix.share_at(worker, len(held), now)
         offer = Offer(
-            chance=chance_of_use(here_per_s, room.hold_s),
+            chance=chance_of_use(here_per_s, memory.hold_s),
             saves_s=cost_s,
             costs_s=cost_s,
             price_now=price_now,
             # What goes is worth less than the mean of all that is kept: it is the least recently used.
-            room_s=reuse * cost_s if room.is_full else 0.0,
+            room_s=reuse * cost_s if memory.is_full(tokens - there) else 0.0,
         )
         missing.append(
             Missing(
@@ -96,7 +106,7 @@ def _found(
                 worker=worker,
                 tokens=tokens,
                 missing_tokens=tokens - there,
-                hold_s=room.hold_s,
+                hold_s=memory.hold_s,
                 offer=offer,
             )
         )

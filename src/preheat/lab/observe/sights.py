@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from preheat.lab.observe.fleet import Fleet
+from preheat.core.router import Known
 from preheat.lab.observe.plan import Found, Missing
 from preheat.lab.observe.servers import Server
 from preheat.lab.observe.sight import (
@@ -26,7 +26,8 @@ def sight_of(observer: "Observer", found: list[Found]) -> Sight:
     """All that it sees now."""
     fleet, counts, order = observer.fleet, observer.counts, observer.order
     now = observer.settling.now
-    servers = [_server(observer, one, now) for one in observer.servers]
+    known = [fleet.known(one.number, now) for one in observer.servers]
+    servers = [_server(observer, one, known[one.number]) for one in observer.servers]
     names = [one.name for one in servers]
     return Sight(
         log=order.log,
@@ -46,16 +47,15 @@ def sight_of(observer: "Observer", found: list[Found]) -> Sight:
         idle_price=order.idle_price,
         repeats=fleet.repeats,
         servers=servers,
-        routing=_routing(fleet, now) if len(servers) > 1 else None,
+        routing=_routing(known) if len(servers) > 1 else None,
         prefixes=[_prefix(one, names, now) for one in found],
         warming=_warming(observer),
         cautions=list(_cautions(observer, found)),
     )
 
 
-def _server(observer: "Observer", one: Server, now: float) -> ServerSight:
+def _server(observer: "Observer", one: Server, known: Known) -> ServerSight:
     fleet, account = observer.fleet, observer.fleet.accounts[one.number]
-    known = fleet.known(one.number, now)
     ear = None if observer.heard is None else observer.heard.ears[one.number]
     load, capacity = one.load, one.capacity
     return ServerSight(
@@ -67,7 +67,7 @@ def _server(observer: "Observer", one: Server, now: float) -> ServerSight:
         running=None if load is None else load.running,
         waiting=None if load is None else load.waiting,
         capacity_tokens=None if capacity is None else capacity.tokens,
-        held_tokens=fleet.held_tokens(one.number, now),
+        held_tokens=fleet.held_tokens(one.number, known),
         trust=known.trust,
         requests=account.requests,
         failed=account.failed,
@@ -84,8 +84,7 @@ def _server(observer: "Observer", one: Server, now: float) -> ServerSight:
     )
 
 
-def _routing(fleet: Fleet, now: float) -> RoutingSight:
-    known = [fleet.known(worker, now) for worker in range(len(fleet.accounts))]
+def _routing(known: list[Known]) -> RoutingSight:
     return RoutingSight(
         agreed=sum(one.shadow_agreed for one in known),
         differed=sum(one.shadow_differed for one in known),

@@ -298,6 +298,7 @@ def rules(settings: EngineSettings) -> Rules:
         settings.health_path,
         settings.health_s,
         settings.first_byte_s,
+        settings.roles,
     )
 
 

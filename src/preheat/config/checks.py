@@ -66,6 +66,7 @@ _OF_OPENAI: Final = (
     "inject_usage",
     "slot_folders",
     "gate_s",
+    "roles",
     "salts",
 )
 
@@ -171,6 +172,21 @@ def _check_engine(name: str, engine: EngineSettings) -> None:
     _check_events(name, engine)
     _check_lmcache(name, engine)
     _check_slots(name, engine)
+    _check_roles(name, engine)
+
+
+def _check_roles(name: str, engine: EngineSettings) -> None:
+    if not engine.roles:
+        return
+    key = f"engines.{name}.roles"
+    if len(engine.roles) != len(engine.urls):
+        raise ConfigError(f"{key}: give one for each of urls, in order")
+    if set(engine.roles) != {"any"} and not {"prefill", "decode"} <= set(engine.roles):
+        raise ConfigError(
+            f"{key}: a prompt needs a prefill and a decode server; give both, or none"
+        )
+    if engine.dialect not in {"auto", "vllm"}:
+        raise ConfigError(f"{key}: {engine.dialect} has no such protocol; vllm has")
 
 
 def _check_slots(name: str, engine: EngineSettings) -> None:

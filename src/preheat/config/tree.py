@@ -264,6 +264,12 @@ class EngineSettings(Section, frozen=True):
             description="What it calls the instances behind the `urls`: one each, in order, or one for all. Empty: told by their addresses."
         ),
     ] = ()
+    roles: Annotated[
+        tuple[Literal["any", "prefill", "decode"], ...],
+        Meta(
+            description='What each of `urls` is for, in order, where vLLM runs with a KV connector: a prompt is computed by a "prefill" server, and answered by a "decode" one that fetches its KV; "any" answers whole requests where the others can\'t. Empty: all are "any". See engines.md.'
+        ),
+    ] = ()
     poll_s: Annotated[
         float,
         Meta(

@@ -20,9 +20,11 @@ from preheat.engines.kv_hearing import Hearing
 from preheat.engines.kv_link import LearnerLink
 from preheat.engines.lmcache_tier import LmcacheTier, Lookup
 from preheat.engines.placement import Placement, Whose
+from preheat.engines.roles import Handover, Role, Roles
 from preheat.engines.slot_seats import SlotFolders, SlotRules, SlotSeats
 from preheat.engines.worker import (
     REFUSALS,
+    UNASKED,
     Headers,
     HttpClient,
     OnEvent,
@@ -33,8 +35,6 @@ from preheat.engines.worker import (
 from preheat.errors import ConfigError, EngineError
 from preheat.transport.client import Response
 
-# Nothing was asked yet: asking another costs nobody twice.
-_UNASKED: Final = frozenset({"connect", "timeout-connect", "tls"})
 # Of the refusals, those after which nothing was done: a proxy says 502 to 504 of one that works on.
 _UNDONE: Final = frozenset({429})
 _ENDED: Final = frozenset({"connect", "reset"})
@@ -54,6 +54,8 @@ class Rules(msgspec.Struct, frozen=True):
     health_s: float = 2.0
     seat_s: float = 300.0
     """How long a request waits for a slot."""
+    roles: tuple[Role, ...] = ()
+    """One for each url, in order; none: all are for all."""
 
 
 class Care(msgspec.Struct, frozen=True):
@@ -109,6 +111,7 @@ class Group:
         self._rules = self._checked(rules)
         self._budget = RetryBudget(rules.retry_ratio, time.monotonic())
         self._workers = self._arranged(urls)
+        self._roles = self._roles_of(urls, rules)
 
     async def send(
         self,
@@ -132,9 +135,10 @@ class Group:
         lookup = None if ask is None else self._look_up(ask, body, whose)
         if ask is not None:
             ask = await self._known(ask, body, lookup)
-        chosen = self._choose((), ask, whose, only_well=False, lookup=lookup)
-        if chosen is None:
-            raise self._none_left()
+        handed = None
+        if self._roles is not None:
+            handed = await self._handed(self._roles, ask, path, headers, body)
+        chosen = self._first(handed, ask, whose, lookup)
         refusals = REFUSALS if is_repeatable else _UNDONE
         tried: list[Worker] = []
         retries = 0
@@ -142,7 +146,9 @@ class Group:
             worker, placement = chosen
             outcome: Outcome
             try:
-                outcome = await self._asked(worker, placement, method, path, headers, body)
+                outcome = await self._asked(
+                    worker, placement, method, path, headers, body, handed=handed
+                )
                 outcome.placement = placement
                 if outcome.status not in refusals:
                     return outcome
@@ -153,9 +159,10 @@ class Group:
                 _end(placement)
                 raise
             tried.append(worker)
-            chosen = self._other(outcome, refusals, tried, retries, ask, whose)
-            if chosen is None:
+            other = self._other(outcome, refusals, tried, retries, ask, whose)
+            if other is None:
                 break
+            chosen = other
             if isinstance(outcome, Response):
                 outcome.close()
             if not _is_queue(outcome):
@@ -222,9 +229,10 @@ class Group:
         """Whole or not at all. Who is no longer named takes nothing more, ends what is under way,
         and goes; who still is stays as it is. Raises ConfigError."""
         rules = self._checked(rules)
+        roles = self._roles_of(urls, rules)
         arranged = self._arranged(urls)
         left = [one for one in self._workers if one not in arranged]
-        self._workers = arranged
+        self._workers, self._roles = arranged, roles
         self._turn = 0
         for position, one in enumerate(arranged):
             one.name = name_at(self._name, position, len(arranged))
@@ -274,11 +282,24 @@ class Group:
         path: bytes,
         headers: Headers,
         body: bytes,
+        *,
+        handed: Handover | None,
     ) -> Response:
         if placement is not None:
             keeper = None if worker.seats is None else worker.seats.keeper
             body = await placement.ready(keeper, path, body, self._rules.seat_s)
+        if handed is not None:
+            return await handed.ask(worker, path, body)
         return await worker.ask(method, path, headers, body)
+
+    async def _handed(
+        self, roles: Roles, ask: Ask | None, path: bytes, headers: Headers, body: bytes
+    ) -> Handover | None:
+        """Its prompt computed by one of those that are for that, if that is to be."""
+        handed = await roles.prefilled(self._workers, self._router, ask, path, headers, body)
+        if handed is not None and self._link is not None and ask is not None:
+            self._link.sent(handed.prefiller.url, ask.blocks, ask.token_blocks)
+        return handed
 
     def _state(self, worker: Worker, now: float) -> WorkerState:
         state = worker.state(now)
@@ -321,6 +342,17 @@ class Group:
             if one.breaker.is_closed and not one.is_draining
         )
         return lmcache.look_up(ask, body, min(queues_s, default=0.0))
+
+    def _first(
+        self, handed: Handover | None, ask: Ask | None, whose: Whose, lookup: Lookup | None
+    ) -> tuple[Worker, Placement | None]:
+        """Who is asked first. Raises EngineError where nobody can be."""
+        if handed is not None:
+            return handed.decoder, None
+        chosen = self._choose((), ask, whose, only_well=False, lookup=lookup)
+        if chosen is None:
+            raise self._none_left()
+        return chosen
 
     def _choose(
         self,
@@ -391,7 +423,7 @@ class Group:
         if not _is_queue(outcome):
             if retries >= self._rules.retries:
                 return None
-            if isinstance(outcome, EngineError) and outcome.kind not in _UNASKED:
+            if isinstance(outcome, EngineError) and outcome.kind not in UNASKED:
                 return None
         was_refused = isinstance(outcome, Response)
         other = self._choose(tried, ask, whose, only_well=was_refused)
@@ -427,6 +459,11 @@ class Group:
                 f"engines.{self._name}.health_path: expected a path such as /health, got {path!r}"
             )
         return rules
+
+    def _roles_of(self, urls: Sequence[str], rules: Rules) -> Roles | None:
+        if rules.roles and len(rules.roles) != len(urls):
+            raise ConfigError(f"engines.{self._name}.roles: give one for each of urls, in order")
+        return Roles(urls, rules.roles, self._on_event) if rules.roles else None
 
     def _arranged(self, urls: Sequence[str]) -> list[Worker]:
         """A worker for each url, those there are among them."""

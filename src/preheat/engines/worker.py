@@ -23,6 +23,8 @@ State = Literal["well", "down", "draining", "avoided"]
 
 REFUSALS: Final = frozenset({429, 502, 503, 504})
 """Answers by which a server says that another should be asked."""
+UNASKED: Final = frozenset({"connect", "timeout-connect", "tls"})
+"""Errors before anything was asked: asking another costs nobody twice."""
 _FAILURES: Final = frozenset({502, 503, 504})
 _AVOID_S: Final = 1.0  # who says 429 and not how long: it would look idle, and draw all requests
 _MOST_AVOID_S: Final = 60.0

@@ -20,7 +20,7 @@ from preheat.gateway.upstreams import Upstreams
 from preheat.telemetry.logs import Log
 
 _OF_THE_GROUP: Final = frozenset(
-    {"url", "urls", "retries", "retry_ratio", "health_path", "health_s"}
+    {"url", "urls", "retries", "retry_ratio", "health_path", "health_s", "roles"}
 )
 
 

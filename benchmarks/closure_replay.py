@@ -132,10 +132,11 @@ class Servers:
         ]
         self._router = Router(POLICIES[RULE]())
         for worker in range(count):
-            self._router.speaks(worker, shares_running=False)
+            self._router.has_slots(worker, spec.slots)
             if ctx_tokens:
                 self._router.holds_tokens(worker, ctx_tokens, 0.0)
         self._tickets: dict[int, Ticket] = {}
+        self._held: dict[int, tuple[Ticket, float]] = {}  # until then at most
         self._told: dict[int, tuple[Job, Callable[[Job], None]]] = {}
 
     @property
@@ -146,18 +147,29 @@ class Servers:
     def send(self, job: Job, session: str, then: Callable[[Job], None]) -> None:
         """Ask one of them."""
         number = job.number
-        place = self._placed[number] if self._placed is not None else self._route(number)
-        prompt = self._asked[number].prompt(number, place)
-        self.prompts[number] = prompt
-        self._told[number] = job, then
-        self._servers[place].submit(prompt)
-
-    def _route(self, number: int) -> int:
-        one = self._asked[number]
+        everywhere = range(len(self._servers))
+        allowed = everywhere if self._placed is None else [self._placed[number]]
+        one, now = self._asked[number], self.kernel.now
         ask = Ask(one.arrival.model, one.blocks, BLOCK_BYTES, one.prompt_bytes, one.arrival.session)
-        route = self._router.place(ask, range(len(self._servers)), self.kernel.now)
+        route = self._router.place(ask, allowed, now)
         self._tickets[number] = route.ticket
-        return route.ticket.worker
+        self.prompts[number] = one.prompt(number, route.ticket.worker)
+        self._told[number] = job, then
+        if route.lead is None:
+            self._servers[route.ticket.worker].submit(self.prompts[number])
+        else:  # as `engines.followers` holds it back
+            until = now + 2.0 * route.lead.wait_s + 1.0
+            self._held[number] = route.ticket, until
+            self.kernel.plan(until, self._look_at_held, None)
+
+    def _look_at_held(self, _: None) -> None:
+        """Those whose turn has come are sent."""
+        now = self.kernel.now
+        for number, (ticket, until) in list(self._held.items()):
+            if now >= until or self._router.leads(ticket, now) is None:
+                del self._held[number]
+                self._router.go(ticket, now)
+                self._servers[ticket.worker].submit(self.prompts[number])
 
     def _began(self, prompt: Prompt) -> None:
         ticket = self._tickets.get(prompt.number)
@@ -171,6 +183,7 @@ class Servers:
                 prompt.input_tokens, prompt.output_tokens, prompt.cached_tokens, tells_cached=True
             )
             self._router.ended(ticket, usage, self.kernel.now)
+            self._look_at_held(None)
         job, then = self._told.pop(prompt.number)
         job.cached_tokens = prompt.cached_tokens
         job.first_at, job.ended_at = prompt.first_at, prompt.ended_at

@@ -214,6 +214,19 @@ def test_a_second_rule_is_compared_and_not_followed() -> None:
     assert sum(one.shadow_sooner_s for one in known) > 0.0
 
 
+def test_of_hits_alone_no_speed_is_learned() -> None:
+    made = router()
+    for number in range(30):
+        ticket = made.place(ask(*range(20)), [0], 10.0 * number).ticket
+        made.began(ticket, 10.0 * number + 0.01)
+        usage = Usage(2_560, 1 + number % 8, 2_559, tells_cached=True)
+        made.ended(ticket, usage, 10.0 * number + 0.01 + 0.05 * (number % 8))
+    learned = made.service("m")
+    assert learned is None or learned.prefill_s(1_000) > 0.0
+    route = made.place(ask(*range(20)), FLEET, 400.0)
+    assert route.ticket.worker == 0
+
+
 # llama.cpp's slots --------------------------------------------------------------------------------
 
 

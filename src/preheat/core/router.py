@@ -27,6 +27,7 @@ _UNKNOWN: Final = ServiceModel()
 _WEIGHT: Final = 0.05
 _HALF: Final = 0.5
 """How much of a session's last prompt is thought to be its next one's, where no hash can tell."""
+_MUCH: Final = 1_000
 _LATE_SHARE: Final = 0.1
 """Of the usual time to say an answer: so much more one is given that takes longer."""
 _BEATEN: Final = 1.01
@@ -608,7 +609,8 @@ class Router:
             ),
         )
         learned = self._learner.service(model)
-        if learned is not None:
+        # Of hits alone nobody learns what a miss costs: it would look free.
+        if learned is not None and learned.prefill_s(_MUCH) > 0.0:
             self._service.put(model, learned)
 
 

@@ -24,6 +24,7 @@ from preheat.core.ledger import Ledger, Price
 from preheat.core.stats import Counters
 from preheat.engines import ENGINES, Engine
 from preheat.engines.child import Address, settings_of, sha256_of
+from preheat.engines.gate import HotSource
 from preheat.engines.group import Care, Rules
 from preheat.engines.kv_hearing import Hearing, heard_at
 from preheat.engines.kv_link import LearnerLink
@@ -236,9 +237,11 @@ def engine(
     where: Where | None = None,
     secret: bytes = b"",
     learner: str = "",
+    hot: HotSource | None = None,
 ) -> tuple[Engine, str]:
     """The engine, and what names the model behind it where that can be known. `secret` is the machine's,
-    `learner` the path of its socket, where there are several worker processes.
+    `learner` the path of its socket, where there are several worker processes; `hot` tells what servers that
+    come cold are given.
 
     `where` tells where an embedded engine answers that another process of ours has started.
     """
@@ -280,7 +283,7 @@ def engine(
         shadow=None
         if settings.shadow.name == "off"
         else build(f"engines.{name}.shadow", settings.shadow, routing.POLICIES),
-        care=_care(settings, api_key, secret) if settings.poll_s else None,
+        care=_care(settings, api_key, secret, hot) if settings.poll_s else None,
         hearing=_hearing(name, settings, names, link, on_event),
         link=link,
         lmcache=_lmcache(name, settings, names, on_event),
@@ -302,9 +305,9 @@ def rules(settings: EngineSettings) -> Rules:
     )
 
 
-def _care(settings: EngineSettings, api_key: str, secret: bytes) -> Care:
+def _care(settings: EngineSettings, api_key: str, secret: bytes, hot: HotSource | None) -> Care:
     slots = SlotRules(settings.slot_folders, settings.slot_bytes, settings.slot_age_s, secret)
-    return Care(settings.dialect, api_key, settings.poll_s, slots)
+    return Care(settings.dialect, api_key, settings.poll_s, slots, settings.gate_s, hot)
 
 
 def _hearing(

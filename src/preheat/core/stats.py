@@ -79,7 +79,8 @@ class UpstreamCounts(msgspec.Struct):
     failures, else 1; None where only those have asked it that are gone. Of several equal ones also: what it is
     (`dialect`), how what it holds is known (`trust`), `queue_s` of prefill that wait there, and of the prompt tokens
     that it counted those its cache had, and would have had with round robin (`ghost_tokens`); `shadow_*`: see `core.router.Known`.
-    `unsaved_slots` would be lost with it; `events` is what became of its KV events (docs/metrics.md)."""
+    `unsaved_slots` would be lost with it; `events` is what became of its KV events (docs/metrics.md). While it is
+    `warming` it gets no requests; `readied` is what it was given then."""
 
     address: str = ""
     in_flight: int = 0
@@ -98,6 +99,8 @@ class UpstreamCounts(msgspec.Struct):
     shadow_sooner_s: float = 0.0
     unsaved_slots: int = 0
     events: dict[str, int] = {}
+    warming: bool = False
+    readied: dict[str, float] = {}
 
     def add(self, other: "UpstreamCounts") -> None:
         """Add what another process has of it."""
@@ -112,6 +115,11 @@ class UpstreamCounts(msgspec.Struct):
         self.shadow_differed += other.shadow_differed
         self.shadow_sooner_s += other.shadow_sooner_s
         self.unsaved_slots += other.unsaved_slots
+        self.warming = self.warming or other.warming
+        self.readied = {
+            what: self.readied.get(what, 0) + other.readied.get(what, 0)
+            for what in {**self.readied, **other.readied}
+        }
         self.events = {  # one process hears them for all
             what: max(self.events.get(what, 0), other.events.get(what, 0))
             for what in self.events | other.events
@@ -126,6 +134,7 @@ class UpstreamCounts(msgspec.Struct):
     def retire(self) -> None:
         """Whoever asked it is gone."""
         self.in_flight, self.up, self.draining, self.queue_s = 0, None, False, 0.0
+        self.warming = False
         self.events = {}
 
 

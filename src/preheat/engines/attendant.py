@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -44,6 +45,7 @@ class Attendant:
         api_key: str,
         poll_s: float,
         on_event: OnEvent,
+        on_restart: Callable[[], None] = lambda: None,
     ) -> None:
         self.known = Attended()
         self._worker = worker
@@ -52,6 +54,8 @@ class Attendant:
         self._dialect = None if dialect == "auto" else DIALECTS[dialect]
         self._poll_s = poll_s
         self._on_event = on_event
+        self._on_restart = on_restart
+        self._restarts = 0
         self._measured_at = float("-inf")
         self._prompt_tokens = 0
         self._has_files = False
@@ -69,6 +73,21 @@ class Attendant:
             except (EngineError, TimeoutError):  # the requests say that it is down, not we
                 wait_s = min(_LATEST_AGAIN_S, 2.0 * wait_s)
             await asyncio.sleep(wait_s)
+
+    async def look(self) -> bool | None:
+        """Look now, drained or not. Whether its counts say that it was started again since the last look;
+        None where it has none. Raises EngineError and TimeoutError."""
+        before, self._measured_at = self._restarts, float("-inf")
+        self.known = msgspec.structs.replace(self.known, load=None)
+        await self._look()
+        load = self.known.load
+        if self._restarts == before and (load is None or load.prompt_tokens_total is None):
+            return None
+        return self._restarts > before
+
+    def presume_restarted(self) -> None:
+        """It isn't the process that it was: what it counts now is no sign of another one."""
+        self._prompt_tokens = 0
 
     @property
     def dialect(self) -> Dialect | None:
@@ -166,6 +185,8 @@ class Attendant:
                     self._worker.seats.restarted()
                 self._measured_at = float("-inf")
                 self._on_event("upstream-restarted", {"worker": self._worker.name})
+                self._restarts += 1
+                self._on_restart()
             self._prompt_tokens = load.prompt_tokens_total
         self._router.reported(self._worker.number, load.waiting or 0, now)
 

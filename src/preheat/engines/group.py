@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -16,12 +17,14 @@ from preheat.core.slot_desk import Freed
 from preheat.core.types import SessionState
 from preheat.engines.attendant import Attendant
 from preheat.engines.followers import Followers
+from preheat.engines.gate import Gate, HotSource
 from preheat.engines.kv_hearing import Hearing
 from preheat.engines.kv_link import LearnerLink
 from preheat.engines.lmcache_tier import LmcacheTier, Lookup
 from preheat.engines.placement import Placement, Whose
 from preheat.engines.roles import Handover, Role, Roles
 from preheat.engines.slot_seats import SlotFolders, SlotRules, SlotSeats
+from preheat.engines.warmers import Warmers
 from preheat.engines.worker import (
     REFUSALS,
     UNASKED,
@@ -60,12 +63,15 @@ class Rules(msgspec.Struct, frozen=True):
 
 class Care(msgspec.Struct, frozen=True):
     """How each server of a group is looked after: the dialect that it speaks ("auto": it is asked),
-    the key that opens it, how often it is asked how busy it is, and where its slots are saved."""
+    the key that opens it, how often it is asked how busy it is, and where its slots are saved. Who comes cold is
+    held back for `gate_s` at most, and given what is `hot`."""
 
     dialect: str = "auto"
     api_key: str = ""
     poll_s: float = 5.0
     slots: SlotRules = SlotRules()
+    gate_s: float = 0.0
+    hot: HotSource | None = None
 
 
 class Group:
@@ -99,6 +105,18 @@ class Group:
         self._folders = SlotFolders(SlotRules() if care is None else care.slots)
         self._is_started = False
         self._attendants: dict[Worker, tuple[Attendant, asyncio.Task[None]]] = {}
+        self._gate: Gate | None = None
+        if router is not None and care is not None:
+            self._warmers = Warmers(care.dialect, care.api_key)
+            attendants = self._attendants
+            self._gate = Gate(
+                care.gate_s,
+                care.hot,
+                self._warmers,
+                router,
+                lambda worker: attendants[worker][0] if worker in attendants else None,
+                on_event or _ignore,
+            )
         self._connect = connect
         self._breaker = breaker
         self._probe_headers = probe_headers
@@ -193,7 +211,13 @@ class Group:
             if care is None or router is None or worker in self._attendants:
                 continue
             attendant = Attendant(
-                worker, router, care.dialect, care.api_key, care.poll_s, self._on_event
+                worker,
+                router,
+                care.dialect,
+                care.api_key,
+                care.poll_s,
+                self._on_event,
+                partial(self._hold, worker, "restarted"),
             )
             self._attendants[worker] = attendant, self._own(attendant.run())
         if self._link is not None and router is not None and chosen:
@@ -219,9 +243,11 @@ class Group:
         """Let that one take nothing more, or again. Whether there is one of that name."""
         for one in self._workers:
             if one.name == worker:
-                one.is_draining = is_draining
+                was_draining, one.is_draining = one.is_draining, is_draining
                 if is_draining:
                     self._own(self._save(one))
+                elif was_draining:
+                    self._hold(one, "drained")
                 return True
         return False
 
@@ -231,7 +257,8 @@ class Group:
         rules = self._checked(rules)
         roles = self._roles_of(urls, rules)
         arranged = self._arranged(urls)
-        left = [one for one in self._workers if one not in arranged]
+        before = self._workers
+        left = [one for one in before if one not in arranged]
         self._workers, self._roles = arranged, roles
         self._turn = 0
         for position, one in enumerate(arranged):
@@ -244,6 +271,9 @@ class Group:
             self._own(self._leave(one))
         if self._is_started:
             self.start()
+            for one in arranged:
+                if one not in before:
+                    self._hold(one, "new")
         if rules.health_path != self._rules.health_path:
             for one in arranged:
                 one.knows_health = True
@@ -261,6 +291,9 @@ class Group:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._gate is not None:
+            await self._gate.aclose()
+            await self._warmers.aclose()
         if self._hearing is not None:
             await self._hearing.aclose()
         if self._link is not None:
@@ -389,16 +422,18 @@ class Group:
     def _well(self, tried: Sequence[Worker], now: float) -> list[Worker]:
         """Who may be asked, from the one whose turn it is; of those that may be well again just one,
         which this request finds out."""
-        workers, well = self._workers, []
+        workers = self._workers
+        well: list[Worker] = []
+        gated: list[Worker] = []
         for position in range(self._turn - len(workers), self._turn):  # below zero: from the end
             worker = workers[position]
             if tried and worker in tried:
                 continue
             if worker.breaker.is_closed and now >= worker.avoided_until and not worker.is_draining:
-                well.append(worker)
+                (gated if worker.is_gated else well).append(worker)
             elif not tried and worker.may_be_tried(now):
                 return [worker]
-        return well
+        return well or gated
 
     def _least_bad(self, tried: Sequence[Worker], now: float) -> Worker | None:
         left = [one for one in self._workers if one not in tried and not one.is_draining]
@@ -488,6 +523,7 @@ class Group:
             self._breaker.fresh(),
             self._on_down,
             self._on_event,
+            self._on_back,
         )
         folder = self._folders.at(position)
         if folder is not None and self._care is not None and self._router is not None:
@@ -495,6 +531,15 @@ class Group:
         return worker
 
     # what goes on beside the requests
+
+    def _hold(self, worker: Worker, why: str) -> None:
+        if self._gate is not None:
+            self._gate.hold(worker, why)
+
+    def _on_back(self, worker: Worker) -> None:
+        """It is another process, as it seems, and cold."""
+        if worker.last_error_kind in _ENDED:
+            self._hold(worker, "back")
 
     def _on_down(self, worker: Worker) -> None:
         """Watch for its return, where there are others to answer meanwhile."""
@@ -525,6 +570,9 @@ class Group:
             self._watcher = None
 
     async def _leave(self, worker: Worker) -> None:
+        if self._gate is not None:
+            await self._gate.release(worker)
+            await self._warmers.forget(worker)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
                 await asyncio.sleep(_LOOK_S)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import email.utils
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Literal, Protocol
 from urllib.parse import urlsplit
 
@@ -19,7 +19,7 @@ from preheat.transport.client import Response
 
 Headers = Sequence[tuple[bytes, bytes]]
 OnEvent = Callable[[str, dict[str, object]], None]
-State = Literal["well", "down", "draining", "avoided"]
+State = Literal["well", "down", "draining", "avoided", "warming"]
 
 REFUSALS: Final = frozenset({429, 502, 503, 504})
 """Answers by which a server says that another should be asked."""
@@ -54,6 +54,18 @@ class HttpClient(Protocol):
         """Close every connection."""
 
 
+class Readied(msgspec.Struct):
+    """How often a worker was held back to be readied for requests, in how many cases its time was over
+    (`late`), and what it was given by then: prefixes read from files and warmed, and the tokens of these."""
+
+    gates: int = 0
+    late: int = 0
+    held_s: float = 0.0
+    restored: int = 0
+    warmed: int = 0
+    tokens: int = 0
+
+
 class WorkerState(msgspec.Struct, frozen=True):
     """A worker as an operator sees it. `is_up`: it isn't left alone for its failures; `retries`
     were answered by others instead. `dialect` is what it said it is; `known` is the router's, where it
@@ -72,6 +84,7 @@ class WorkerState(msgspec.Struct, frozen=True):
     known: Known | None = None
     unsaved_slots: int = 0
     events: FeedCounts | None = None
+    readied: Readied = msgspec.field(default_factory=Readied)
 
 
 class Worker:
@@ -86,6 +99,7 @@ class Worker:
         breaker: Breaker,
         on_down: Callable[["Worker"], None],
         on_event: OnEvent,
+        on_back: Callable[["Worker"], None] = lambda _: None,
     ) -> None:
         self.number = number  # of its group's, as long as it is there
         self.name = name
@@ -93,6 +107,9 @@ class Worker:
         self.client = client
         self.breaker = breaker
         self.is_draining = False
+        self.is_gated = False  # until it is warm; asked only where nobody else is well
+        self.restore: Callable[[], Awaitable[int]] | None = None  # what is in files; how many were read
+        self.readied = Readied()
         self.is_probed = False  # while it is down; else a request finds out how it is
         self.knows_health = True
         self.seats: SlotSeats | None = None  # where its slots are kept in files
@@ -104,6 +121,7 @@ class Worker:
         self._base = urlsplit(url).path.rstrip("/").encode() or b"/v1"
         self.root = self._base.removesuffix(b"/v1")
         self._on_down = on_down
+        self._on_back = on_back
         self._on_event = on_event
 
     async def ask(self, method: bytes, path: bytes, headers: Headers, body: bytes) -> Response:
@@ -144,6 +162,8 @@ class Worker:
             state = "down"
         elif now < self.avoided_until:
             state = "avoided"
+        elif self.is_gated:
+            state = "warming"
         return WorkerState(
             name=self.name,
             address=self._address,
@@ -153,6 +173,7 @@ class Worker:
             failures=self.failures,
             retries=self.retries,
             last_error_kind=self.last_error_kind,
+            readied=msgspec.structs.replace(self.readied),
         )
 
     async def probe(self, target: bytes, headers: Headers, timeout_s: float) -> None:
@@ -179,6 +200,7 @@ class Worker:
     def _note_return(self, *, was_closed: bool) -> None:
         if not was_closed:
             self._on_event("upstream-well", {"worker": self.name, "address": self._address})
+            self._on_back(self)
 
     def _failed(self, kind: str) -> None:
         was_closed = self.breaker.is_closed

@@ -11,6 +11,7 @@ from preheat.core.breaker import Breaker
 from preheat.gateway.admin import AdminApp
 from preheat.gateway.app import Gateway
 from preheat.gateway.hosting import Alone, Host
+from preheat.gateway.hot_sets import HotSets
 from preheat.gateway.intake import Intake, Tenants
 from preheat.gateway.l2 import L2
 from preheat.gateway.proxy import Proxy, log_bug
@@ -40,7 +41,9 @@ def assemble(
     parts = wiring.Parts(settings, log, clock)
     secret = host.secret or wiring.secret(settings)
     via = b"1.1 preheat-%b" % host.name.encode()
-    upstreams = Upstreams(table_of(settings, engines_of(settings, log, host, secret)), via)
+    hot_sets = HotSets()
+    engines = engines_of(settings, log, host, secret, hot_sets.of)
+    upstreams = Upstreams(table_of(settings, engines), via)
     keyring = wiring.keyring(settings, secret, upstreams.identity_of)
     keyed = keyed_headers(settings)
     process = f"{secrets.token_hex(4)}-"
@@ -75,6 +78,7 @@ def assemble(
     trunks = wiring.trunks(settings, log)
     if trunks is not None:
         proxy.sightings = Sightings(trunks, log, on_bug)
+        hot_sets.begin(proxy.sightings, upstreams)
         if l2 is not None:
             l2.on_news = proxy.sightings.invalidate
     gateway = Gateway(
@@ -92,7 +96,9 @@ def assemble(
         clock=parts.clock,
     )
     alone.gateway = gateway
-    gateway.reload = Reload(settings, parts, proxy, intake, upstreams, keyring, host, log, secret)
+    gateway.reload = Reload(
+        settings, parts, proxy, intake, upstreams, keyring, host, log, secret, hot_sets.of
+    )
     admin = AdminApp(
         lambda: gateway.reload.settings,
         wiring.admin_key(settings),

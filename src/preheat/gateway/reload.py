@@ -1,7 +1,7 @@
 """New settings for a gateway that goes on serving: all of them, or none."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import msgspec
@@ -10,6 +10,7 @@ from preheat import config, wiring
 from preheat.config import EngineSettings, Settings
 from preheat.core.keys import Keyring
 from preheat.engines import Engine
+from preheat.engines.gate import HotSource
 from preheat.engines.openai import OpenAi
 from preheat.errors import ConfigError
 from preheat.gateway.hosting import Host
@@ -48,6 +49,7 @@ class Reload:
         host: Host,
         log: Log,
         secret: bytes,
+        hot_of: Callable[[str], HotSource],
     ) -> None:
         self.settings = settings
         self._parts = parts
@@ -58,6 +60,7 @@ class Reload:
         self._host = host
         self._log = log
         self._secret = secret
+        self._hot_of = hot_of
         self._tasks: set[asyncio.Task[None]] = set()
 
     def prepare(self, settings: Settings) -> Prepared:
@@ -81,6 +84,7 @@ class Reload:
                     self._host.where(name),
                     self._secret,
                     self._host.learner,
+                    self._hot_of(name),
                 )
         kept = {id(engine) for engine, _ in made.values()}
         gone = [one for one in self._upstreams.engines.values() if id(one) not in kept]

@@ -1,6 +1,6 @@
 """Which engine answers for which model, as one value."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -9,6 +9,7 @@ from preheat.config import Settings, upstreams_of
 from preheat.core.breakpoints import Breakpoints
 from preheat.engines import Engine
 from preheat.engines.dialects import DIALECTS
+from preheat.engines.gate import HotSource
 from preheat.gateway.hosting import Host
 from preheat.telemetry.logs import Log
 
@@ -39,11 +40,13 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def engines_of(
-    settings: Settings, log: Log, host: Host, secret: bytes
+    settings: Settings, log: Log, host: Host, secret: bytes, hot_of: Callable[[str], HotSource]
 ) -> dict[str, tuple[Engine, str]]:
     """Every engine by its name, with what identifies its weights where that can be known."""
     return {
-        name: wiring.engine(name, engine, log, host.where(name), secret, host.learner)
+        name: wiring.engine(
+            name, engine, log, host.where(name), secret, host.learner, hot_of(name)
+        )
         for name, engine in settings.engines.items()
     }
 

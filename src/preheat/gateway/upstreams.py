@@ -80,6 +80,11 @@ class Upstreams:
         known = self.models.get(model)
         return self.engines[known.engine if known else self._first]
 
+    def alias_of(self, model: str) -> str:
+        """What its engine calls this model."""
+        known = self.models.get(model)
+        return known.alias if known else model
+
     def identity_of(self, model: str) -> str:
         """What answers for this model, as part of the key."""
         known = self.models.get(model)
@@ -174,6 +179,8 @@ class Upstreams:
                     shadow_differed=known.shadow_differed,
                     shadow_sooner_s=known.shadow_sooner_s,
                     unsaved_slots=state.unsaved_slots,
+                    warming=state.state == "warming",
+                    readied=msgspec.structs.asdict(state.readied),
                     events={} if state.events is None else msgspec.structs.asdict(state.events),
                 )
         return found

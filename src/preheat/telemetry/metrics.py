@@ -170,6 +170,7 @@ class _Collector:
             "Messages of its KV events, by what became of them.",
             labels=[*labels, "of"],
         )
+        yield from self._readied()
         for name, counts in self._counted.upstreams.items():
             for what, count in counts.events.items():
                 events.add_metric([name, what], count)
@@ -188,6 +189,31 @@ class _Collector:
             shadow.add_metric([name, "other"], counts.shadow_differed)
             sooner.add_metric([name], counts.shadow_sooner_s)
         yield from (up, in_flight, failures, retries, queue, tokens, shadow, sooner, events)
+
+    def _readied(self) -> Iterator[Metric]:
+        labels = ["upstream"]
+        warming = GaugeMetricFamily(
+            "preheat_upstream_warming",
+            "1 while any worker process readies it and sends it nothing.",
+            labels=labels,
+        )
+        readied = CounterMetricFamily(
+            "preheat_upstream_readied",
+            "What it was given before requests, after it had come back.",
+            labels=[*labels, "of"],
+        )
+        held = CounterMetricFamily(
+            "preheat_upstream_held_seconds", "For how long it got none meanwhile.", labels=labels
+        )
+        for name, counts in self._counted.upstreams.items():
+            if counts.up is not None and counts.readied:
+                warming.add_metric([name], counts.warming)
+            for what, count in counts.readied.items():
+                if what == "held_s":
+                    held.add_metric([name], count)
+                else:
+                    readied.add_metric([name, what], count)
+        yield from (warming, readied, held)
 
 
 _TOTALS: Final = {

@@ -1,0 +1,175 @@
+"""The readiness gate: who comes cold gets what is hot before it gets requests."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
+from typing import Final
+
+import msgspec
+
+from preheat.core.router import Router
+from preheat.core.warmup import Outcome
+from preheat.engines.attendant import Attendant
+from preheat.engines.dialects.calls import Prompt, get
+from preheat.engines.dialects.readings import Capacity
+from preheat.engines.warmers import Warmers
+from preheat.engines.worker import OnEvent, Worker
+from preheat.errors import EngineError
+
+_HEALTH: Final = get("/health")
+"""Whoever has no such path answers all the same, and llama.cpp says 503 while it loads."""
+_WITHIN_S: Final = 5.0
+_LOOK_S: Final = 0.25
+_MOST: Final = 64
+_SHARE: Final = 0.5
+"""Of a cache, what is warmed: the rest is for what comes, and estimates of tokens may be off."""
+_TOKEN_BYTES: Final = 4.0
+"""Of English."""
+
+
+class Hot(msgspec.Struct, frozen=True, kw_only=True):
+    """A beginning that many share: as a server is asked for it, how long its text is, and by which ids the
+    router knows it."""
+
+    prompt: Prompt
+    tenant: str
+    text_bytes: int
+    blocks: Sequence[int] = ()
+
+
+HotSource = Callable[[], Awaitable[Sequence[Hot]]]
+"""What is hot now, the most valuable first."""
+
+
+class Gate:
+    """Holds the servers of a group back, each for `gate_s` at most, while it readies them.
+
+    `Worker.restore` comes first, where there is one: what can be read from files. Then what is hot and fits,
+    as far as the time reaches. Afterwards the router lets it have a growing share (`core.ramp`).
+    """
+
+    def __init__(
+        self,
+        gate_s: float,
+        hot: HotSource | None,
+        warmers: Warmers,
+        router: Router,
+        attendant_of: Callable[[Worker], Attendant | None],
+        on_event: OnEvent,
+        on_outcome: Callable[[Worker, Hot, Outcome], None] = lambda _worker, _hot, _outcome: None,
+    ) -> None:
+        self._gate_s = gate_s
+        self._hot = hot
+        self._warmers = warmers
+        self._router = router
+        self._attendant_of = attendant_of
+        self._on_event = on_event
+        self._on_outcome = on_outcome
+        self._held: dict[Worker, asyncio.Task[None]] = {}
+
+    def hold(self, worker: Worker, why: str) -> None:
+        """It is cold, as it seems; "drained": where its process is another one since."""
+        if worker in self._held:
+            return
+        attendant = self._attendant_of(worker)
+        if not self._gate_s or attendant is None:
+            self._router.returned(worker.number, monotonic())
+            return
+        worker.is_gated = True
+        task = asyncio.get_running_loop().create_task(self._ready(worker, attendant, why))
+        self._held[worker] = task
+        task.add_done_callback(lambda _: self._held.pop(worker, None))
+
+    async def release(self, worker: Worker) -> None:
+        """It is no more, or drained again."""
+        task = self._held.get(worker)
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def aclose(self) -> None:
+        """Release all."""
+        for worker in tuple(self._held):
+            await self.release(worker)
+
+    async def _ready(self, worker: Worker, attendant: Attendant, why: str) -> None:
+        began_at = monotonic()
+        counts = worker.readied
+        before = msgspec.structs.replace(counts)
+        is_late = is_cold = False
+        try:
+            async with asyncio.timeout(self._gate_s):
+                is_cold = await self._is_cold(worker, attendant, why)
+                if is_cold:
+                    self._on_event("upstream-gated", {"worker": worker.name, "why": why})
+                    await self._fill(worker, attendant)
+        except TimeoutError:
+            is_late = True
+        finally:
+            worker.is_gated = False
+        if not is_cold and not is_late:
+            return
+        self._router.returned(worker.number, monotonic())
+        took_s = monotonic() - began_at
+        counts.gates += 1
+        counts.late += is_late
+        counts.held_s += took_s
+        self._on_event(
+            "upstream-ready",
+            {
+                "worker": worker.name,
+                "restored": counts.restored - before.restored,
+                "warmed": counts.warmed - before.warmed,
+                "tokens": counts.tokens - before.tokens,
+                "took_s": round(took_s, 3),
+                "in_time": not is_late,
+            },
+        )
+
+    async def _is_cold(self, worker: Worker, attendant: Attendant, why: str) -> bool:
+        """Once it answers: whether its cache is thought empty. Who was drained may be the same process."""
+        direct = self._warmers.direct(worker)
+        while True:
+            with contextlib.suppress(EngineError, TimeoutError):
+                status, _ = await direct.ask(_HEALTH, within_s=_WITHIN_S)
+                if status < 500:
+                    if why != "drained":
+                        attendant.presume_restarted()
+                    return await attendant.look() is not False or why != "drained"
+            await asyncio.sleep(_LOOK_S)
+
+    async def _fill(self, worker: Worker, attendant: Attendant) -> None:
+        if worker.restore is not None:
+            worker.readied.restored += await worker.restore()
+        if self._hot is None or (worker.seats is not None and worker.seats.keeper is not None):
+            return  # slots that we name are filled by whoever names them
+        warmer = self._warmers.of(worker)
+        for hot in fitting(await self._hot(), attendant.known.capacity):
+            outcome = await warmer.warm(hot.prompt)
+            self._on_outcome(worker, hot, outcome)
+            if outcome.state == "done":
+                worker.readied.warmed += 1
+                worker.readied.tokens += outcome.tokens
+                self._router.learned(worker.number, hot.blocks, (), monotonic())
+
+
+def fitting(hots: Sequence[Hot], capacity: Capacity | None) -> list[Hot]:
+    """Of these, the first that fit together: into half of a cache of blocks, or into slots one each."""
+    tokens = most = slot_tokens = None
+    if capacity is not None:
+        most, slot_tokens = capacity.slots, capacity.slot_tokens
+        if capacity.tokens is not None and most is None:
+            tokens = capacity.tokens * _SHARE
+    found: list[Hot] = []
+    for hot in hots:
+        needed = hot.text_bytes / _TOKEN_BYTES
+        if len(found) == min(_MOST, most or _MOST):
+            break
+        if (tokens is not None and needed > tokens) or (slot_tokens and needed > slot_tokens):
+            continue
+        if tokens is not None:
+            tokens -= needed
+        found.append(hot)
+    return found

@@ -1,0 +1,49 @@
+"""What is hot of each engine's models, in the form in which its servers are asked for it."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from preheat.engines.dialects.calls import Prompt
+from preheat.engines.gate import Hot, HotSource
+from preheat.gateway.sightings import Sightings
+from preheat.gateway.upstreams import Upstreams
+from preheat.stores.trunks import Trunk
+
+_MOST: Final = 256
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+class HotSets:
+    """Made before there are engines, to be told of them and of the sightings."""
+
+    def __init__(self) -> None:
+        self._sightings: Sightings | None = None
+        self._upstreams: Upstreams | None = None
+
+    def begin(self, sightings: Sightings, upstreams: Upstreams) -> None:
+        """From now on something may be hot."""
+        self._sightings, self._upstreams = sightings, upstreams
+
+    def of(self, engine: str) -> HotSource:
+        """That engine's."""
+
+        async def hot() -> Sequence[Hot]:
+            if self._sightings is None or self._upstreams is None:
+                return ()
+            upstreams = self._upstreams
+            trunks = await self._sightings.hot(_MOST)
+            return [
+                _hot(trunk, upstreams.alias_of(trunk.model))
+                for trunk in trunks
+                if upstreams.engine_for(trunk.model).name == engine
+            ]
+
+        return hot
+
+
+def _hot(trunk: Trunk, alias: str) -> Hot:
+    prompt = Prompt(model=alias, messages=trunk.messages, tools=trunk.tools)
+    text_bytes = len(_ENCODE(trunk.messages)) + (len(_ENCODE(trunk.tools)) if trunk.tools else 0)
+    return Hot(prompt=prompt, tenant=trunk.tenant, text_bytes=text_bytes, blocks=trunk.blocks)

@@ -1,0 +1,279 @@
+"""Who comes cold is given what is hot before it gets requests, within its time, and nobody is refused meanwhile."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from gated_engine import Server
+from preheat.core.breaker import Breaker
+from preheat.core.routing import POLICIES
+from preheat.core.types import Usage
+from preheat.engines.dialects.calls import Prompt
+from preheat.engines.dialects.readings import Capacity
+from preheat.engines.gate import Hot, fitting
+from preheat.engines.group import Care, Rules
+from preheat.engines.openai import OpenAi
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+
+SYSTEM = [
+    {"role": "system", "content": " ".join(f"rule{one}" for one in range(200))},
+    {"role": "system", "content": " ".join(f"other{one}" for one in range(200))},
+]
+
+
+def hot(system: dict[str, str]) -> Hot:
+    return Hot(prompt=Prompt(model="m", messages=[system]), tenant="", text_bytes=1_500)
+
+
+class Fleet:
+    """Servers behind one group of ours, and what it tells."""
+
+    def __init__(self, servers: list[Server], **care: Any) -> None:
+        self.servers = servers
+        self.events: list[tuple[str, dict[str, object]]] = []
+
+        async def source() -> list[Hot]:
+            return [hot(one) for one in SYSTEM]
+
+        self.group = OpenAi(
+            "gpu",
+            [one.url for one in servers],
+            routing=POLICIES["round_robin"](),
+            breaker=Breaker(1, 0.05),
+            rules=Rules(health_s=0.05),
+            care=Care("auto", "", 0.05, **{"gate_s": 20.0, "hot": source, **care}),
+            on_event=lambda event, fields: self.events.append((event, fields)),
+        )
+
+    async def ask(self, text: str = "q") -> str:
+        """Who answered."""
+        messages = [SYSTEM[0], {"role": "user", "content": text}]
+        body = msgspec.json.encode({"model": "m", "messages": messages})
+        answer = await self.group.send(b"POST", b"/chat/completions", [], body)
+        said = json.loads(await answer.read(1_000_000))
+        assert answer.status == 200, said
+        cached = said["usage"]["prompt_tokens_details"]["cached_tokens"]
+        usage = Usage(said["usage"]["prompt_tokens"], 1, cached, tells_cached=True)
+        if answer.placement is not None:
+            answer.placement.ended(usage)
+        return answer.worker
+
+    async def asked(self, number: int) -> dict[str, int]:
+        """How many of so many each answered."""
+        answered = [await self.ask(f"q{one}") for one in range(number)]
+        return {name: answered.count(name) for name in set(answered)}
+
+    def told(self, event: str, **fields: object) -> dict[str, object] | None:
+        found = (
+            said for name, said in self.events if name == event and fields.items() <= said.items()
+        )
+        return next(found, None)
+
+    def state(self, at: int) -> str:
+        return self.group.workers()[at].state
+
+
+@asynccontextmanager
+async def fleet(servers: int = 2, **care: Any) -> AsyncIterator[Fleet]:
+    made = [Server() for _ in range(servers)]
+    for one in made:
+        await one.start()
+    served = Fleet(made, **care)
+    await served.group.start()
+    try:
+        await until(lambda: len(served.events) == servers)  # each has said what it is
+        await served.asked(4 * servers)
+        await asyncio.sleep(0.15)  # and was asked for its counts since
+        yield served
+    finally:
+        await served.group.aclose()
+        for one in made:
+            await one.stop()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10.0):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_who_was_started_again_gets_no_request_before_what_is_hot() -> None:
+    async with fleet() as served:
+        first = served.servers[0]
+        first.warms_in_s = 0.1
+        first.forget()
+        await until(lambda: served.told("upstream-gated", worker="gpu.0", why="restarted"))
+        assert served.state(0) == "warming"
+        while served.told("upstream-ready") is None:
+            assert await served.asked(1) == {"gpu.1": 1}
+            await asyncio.sleep(0.01)
+        assert {kind for kind, _, _ in first.log} == {"warm"}
+        ready = served.told("upstream-ready", worker="gpu.0", warmed=2, restored=0, in_time=True)
+        assert ready is not None
+        assert served.state(0) == "well"
+        readied = served.group.workers()[0].readied
+        assert (readied.gates, readied.late, readied.warmed) == (1, 0, 2)
+        assert readied.tokens == ready["tokens"] > 400
+        while not first.asked:
+            await served.ask()
+        assert next(cached for kind, _, cached in first.log if kind == "ask") > 150
+        assert len([one for one in served.events if one[0] == "upstream-gated"]) == 1
+
+
+async def test_its_time_is_bounded() -> None:
+    async with fleet(gate_s=0.5) as served:
+        first = served.servers[0]
+        first.warms_in_s = None
+        first.forget()
+        await until(lambda: served.state(0) == "warming")
+        await until(lambda: served.state(0) == "well")
+        ready = served.told("upstream-ready", worker="gpu.0", in_time=False, warmed=0)
+        assert ready is not None
+        assert 0.4 < float(str(ready["took_s"])) < 2.0
+        assert (await served.asked(8)).get("gpu.0", 0) > 0
+        assert served.group.workers()[0].readied.late == 1
+
+
+async def test_where_all_are_cold_all_serve() -> None:
+    async with fleet() as served:
+        for one in served.servers:
+            one.warms_in_s = None
+            one.forget()
+        await until(lambda: served.state(0) == served.state(1) == "warming")
+        assert await served.asked(4) == {"gpu.0": 2, "gpu.1": 2}
+
+
+async def test_one_whose_drain_ends_is_readied_only_if_it_was_started_again() -> None:
+    async with fleet() as served:
+        first = served.servers[0]
+        for is_restarted in (False, True):
+            served.group.set_draining("gpu.0", is_draining=True)
+            assert await served.asked(2) == {"gpu.1": 2}
+            if is_restarted:
+                await first.stop()
+                first.log.clear()
+                await first.start()
+            served.group.set_draining("gpu.0", is_draining=False)
+            assert served.state(0) == "warming"
+            await until(lambda: served.state(0) == "well")
+            assert (served.told("upstream-ready") is not None) == is_restarted
+        assert [kind for kind, _, _ in first.log][-1] == "warm"
+        assert first.asked == 0
+
+
+async def test_one_that_tells_no_counts_is_thought_cold_when_its_drain_ends() -> None:
+    async with fleet() as served:
+        served.servers[0].has_counts = False
+        served.group.set_draining("gpu.0", is_draining=True)
+        served.group.set_draining("gpu.0", is_draining=False)
+        await until(lambda: served.told("upstream-ready", worker="gpu.0", warmed=2))
+
+
+async def test_one_that_went_down_and_loads_again_comes_back_warm() -> None:
+    async with fleet() as served:
+        first = served.servers[0]
+        await first.stop()
+        assert (await served.asked(4)) == {"gpu.1": 4}
+        assert served.state(0) == "down"
+        first.log.clear()
+        first.loads_for_s, first.warms_in_s = 0.3, 0.05
+        await first.start()
+        while served.told("upstream-ready") is None:
+            assert await served.asked(1) == {"gpu.1": 1}
+            await asyncio.sleep(0.01)
+        assert served.told("upstream-gated", worker="gpu.0", why="back")
+        assert {kind for kind, _, _ in first.log} == {"warm"}
+        await asyncio.sleep(0.2)  # and its counts, which began anew, say nothing new
+        assert len([one for one in served.events if one[0] == "upstream-gated"]) == 1
+
+
+async def test_a_new_one_is_readied_and_one_that_leaves_meanwhile_is_let_go() -> None:
+    async with fleet() as served:
+        third = Server()
+        third.warms_in_s = 0.1
+        await third.start()
+        urls = [one.url for one in served.servers]
+        served.group.reconfigure([*urls, third.url], Rules())
+        await until(lambda: served.told("upstream-gated", worker="gpu.2", why="new"))
+        assert "gpu.2" not in await served.asked(6)
+        await until(lambda: served.told("upstream-ready", worker="gpu.2", warmed=2))
+        assert third.asked == 0
+        fourth = Server()
+        fourth.warms_in_s = None
+        await fourth.start()
+        served.group.reconfigure([*urls, fourth.url], Rules())
+        await until(lambda: served.told("upstream-gated", worker="gpu.2", why="new"))
+        served.group.reconfigure(urls, Rules())
+        await asyncio.sleep(0.1)
+        assert await served.asked(4) == {"gpu.0": 2, "gpu.1": 2}
+        for one in (third, fourth):
+            await one.stop()
+
+
+async def test_what_is_in_files_comes_first() -> None:
+    async with fleet() as served:
+        first, order = served.servers[0], []
+
+        async def restore() -> int:
+            order.append(len(first.log))
+            return 3
+
+        worker = served.group._group._workers[0]
+        worker.restore = restore
+        first.forget()
+        await until(lambda: served.told("upstream-ready", worker="gpu.0", restored=3, warmed=2))
+        assert order == [0]
+
+
+async def test_without_a_gate_it_gets_requests_at_once() -> None:
+    async with fleet(gate_s=0.0) as served:
+        served.servers[0].forget()
+        await until(lambda: served.told("upstream-restarted"))
+        assert served.state(0) == "well"
+        assert served.told("upstream-gated") is None
+
+
+async def test_rolling_restarts_under_load_fail_nobody() -> None:
+    async with fleet() as served:
+        for one in served.servers:
+            one.warms_in_s = 0.02
+
+        async def load() -> int:
+            answered = 0
+            while len([one for one in served.events if one[0] == "upstream-ready"]) < 2:
+                answered += len(await asyncio.gather(*(served.ask(f"q{one}") for one in range(4))))
+                await asyncio.sleep(0.005)
+            return answered
+
+        loading = asyncio.ensure_future(load())
+        for at, server in enumerate(served.servers):
+            served.group.set_draining(f"gpu.{at}", is_draining=True)
+            await until(lambda at=at: not served.group.workers()[at].in_flight)
+            await server.stop()
+            server.log.clear()
+            await server.start()
+            served.group.set_draining(f"gpu.{at}", is_draining=False)
+            await until(lambda at=at: served.told("upstream-ready", worker=f"gpu.{at}"))
+            kinds = [kind for kind, _, _ in server.log]
+            assert set(kinds[: kinds.count("warm")]) == {"warm"}
+        assert await loading > 20
+        assert sum(one.failures for one in served.group.workers()) == 0
+
+
+async def test_what_fits_is_taken_from_the_hottest_on() -> None:
+    sizes = [4_000, 400_000, 8_000, 2_000]
+    hots = [msgspec.structs.replace(hot(SYSTEM[0]), text_bytes=size) for size in sizes]
+
+    def taken(**capacity: int) -> list[int]:
+        return [one.text_bytes for one in fitting(hots, Capacity(**capacity))]
+
+    assert [one.text_bytes for one in fitting(hots, None)] == sizes
+    assert taken(tokens=4_000, block_tokens=16) == [4_000, 2_000]
+    assert taken(tokens=8_000, slots=2, slot_tokens=4_000) == [4_000, 8_000]
+    assert len(fitting(hots * 40, None)) == 64

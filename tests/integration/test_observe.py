@@ -200,10 +200,12 @@ def test_a_bad_line_is_fatal_only_on_request(
     stack.history(3)
     stack.write("garbage")
     stack.ask(0, 0, timestamp=time.time() + 1e6)
+    stack.ask(0, 0, duration_s=1e6)
     told = once(capsys, stack)
     assert [(one["line"], one["why"][:14]) for one in told["bad_lines"]] == [
         (4, "JSON is malfor"),
         (5, "a time that ha"),
+        (6, "a duration of "),
     ]
     arguments = ["observe", str(stack.log), *stack.urls, "--once", "--on-bad", "fail"]
     assert main(arguments) == 1

@@ -52,7 +52,7 @@ class Shown:
         self._write_page(sight)
 
     def _tell_bad(self, sight: "Sight") -> None:
-        """The first few, by their numbers; the report has the last hundred."""
+        """A few, by their numbers; the report has the last hundred."""
         for bad in sight.bad_lines[self._told_bad : 3]:
             self._told_bad += 1
             print(f"skipped {bad.path}:{bad.line}: {bad.why}", file=sys.stderr)

@@ -36,6 +36,8 @@ _REFRESH: Final = 256
 _MOST_BAD: Final = 100
 _FUTURE_S: Final = 3_600.0
 """A line so far beyond this machine's clock is a mistake, and all others would come after it."""
+_LONGEST_S: Final = 86_400.0
+"""For the same reason."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,6 +222,8 @@ class Observer:
             seen.at = now - max(0.0, seen.service_s)
         elif seen.at > now + _FUTURE_S:
             raise ValueError("a time that hasn't come yet")
+        if seen.service_s > _LONGEST_S:
+            raise ValueError("a duration of more than a day")
 
     def _refuse(self, number: int, why: str) -> None:
         if self.order.is_bad_fatal:

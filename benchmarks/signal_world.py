@@ -15,6 +15,8 @@ from preheat.core.slot_desk import Holding, Seat, SlotDesk, alike
 
 TENANT = "t"
 TOOL_CALL = "tool-call"
+OUTPUT_TOKEN_S = 0.01
+"""A token said, whatever else the server does."""
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -31,14 +33,13 @@ class Turn(msgspec.Struct, frozen=True):
 
 class Prices(msgspec.Struct, frozen=True):
     """Of computing; bytes of a token; seconds of the engine to save and to load a byte, and for each
-    file besides; of a token said."""
+    file besides."""
 
     service: ServiceModel
     token_bytes: float
     save_byte_s: float
     load_byte_s: float
     move_s: float
-    output_token_s: float
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -186,7 +187,7 @@ class World:
         if asked.at >= self._warm_s:
             self.counted.ttfts_s.append(self._engine_at - asked.at)
         self._count(prefill_s=prefill_s, engine_s=prefill_s)
-        ends_at = self._engine_at + turn.output_tokens * prices.output_token_s
+        ends_at = self._engine_at + turn.output_tokens * OUTPUT_TOKEN_S
         self._at(ends_at, lambda: self._ended(asked, seat.slot))
 
     def _ended(self, asked: _Asked, slot: int) -> None:

@@ -1,11 +1,13 @@
 """What a session's signals are worth to a llama.cpp server's slots: that it is over, that a tool runs.
 
 In virtual time, `core.slot_desk` and `core.pauses` themselves with files behind them, `--sessions-a-slot`
-as many sessions open as slots. Sessions, their pauses and which answers call a tool are Weka's (real coding
-agents), begun by a Poisson process; lengths are scaled by one factor. The engine does one thing
-at a time: it computes (the service model of an 8B model at 200 TFLOP/s), saves or loads (128 KiB a
-token, at the speeds that `preheat tiers` measured on llama.cpp; moves also stop the real one). What
-isn't worth loading isn't saved.
+as many sessions open as slots, begun by a Poisson process. Two mixes: *agents*, Weka's real coding agents,
+with their pauses and which answers call a tool, prompts scaled by one factor; *mixed*, half of
+the sessions such agents, half chats (Mooncake's conversations), which call none.
+
+The engine does one thing at a time: it computes (the service model of an 8B model at 200 TFLOP/s), saves or
+loads (128 KiB a token, at the speeds that `preheat tiers` measured on llama.cpp; moves also stop the real
+one). What isn't worth loading isn't saved.
 
 - none: LRU;
 - over: a session's last request says so;
@@ -14,23 +16,21 @@ isn't worth loading isn't saved.
 - foreseen: it is known when each session returns.
 
 Each ratio is by none with the same sessions; their geometric mean, and all of them in the settings.
-Nothing was fitted, but the sessions looked at while this was built are `--half first`.
+What was looked at while this was built is `--half first` of the sessions.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import random
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from benchmarks.report import BenchmarkError, Progress, Result
+from benchmarks.report import Progress, Result
+from benchmarks.signal_sessions import agent_sessions, chat_sessions, quiet
 from benchmarks.signal_world import Counted, Prices, Rules, Turn, World
-from benchmarks.traces import agents
 from preheat.core.costs import ServiceModel
-from preheat.traces.arrival import Arrival
 
 ARMS: Final[Mapping[str, Rules]] = {
     "none": Rules(),
@@ -39,12 +39,13 @@ ARMS: Final[Mapping[str, Rules]] = {
     "both": Rules(over=True, tool=True),
     "foreseen": Rules(sees_all=True),
 }
+MIXES: Final = ("agents", "mixed")
+Told = dict[str, float]
 TRACES: Final = ("v6_global", "v8_local")
 TOKEN_BYTES: Final = 131_072
 MOVE_S: Final = 0.005
-OUTPUT_TOKEN_S: Final = 0.01
-MEAN_TOKENS: Final = 92_000
-"""Of a prompt in these traces, about."""
+MEAN_TOKENS: Final = 12_000
+"""Of a prompt, about: of Mooncake's conversations, and of Weka's at an eighth."""
 WARM_SHARE: Final = 1 / 6
 
 
@@ -66,29 +67,52 @@ def tools() -> dict[str, list[str]]:
 
 
 def run(options: argparse.Namespace, progress: Progress) -> Result:
+    told: dict[str, dict[str, list[Told]]] = {}
+    for mix, name, seed in itertools.product(MIXES, TRACES, range(1, options.seeds + 1)):
+        sessions = _sessions(mix, name, seed, options)
+        for arm in ARMS:
+            figures = _figures_of(_world(sessions, ARMS[arm], options).run())
+            told.setdefault(mix, {}).setdefault(arm, []).append(figures)
+            progress.say(f"{mix}, {name}, seed {seed}, {arm}: {_said(figures)}")
+    figures = {
+        f"{mix}_{what}": value for mix in MIXES for what, value in _figures(told[mix]).items()
+    }
+    ratios = {mix: {arm: _ratios(told[mix], arm) for arm in ARMS if arm != "none"} for mix in MIXES}
+    return Result(figures, {"ratios": ratios})
+
+
+def _sessions(mix: str, name: str, seed: int, options: argparse.Namespace) -> list[list[Turn]]:
+    """Half of them chats where they are mixed."""
+    open_sessions = options.slots * options.sessions_a_slot * (0.5 if mix == "mixed" else 1.0)
+    drawn = agent_sessions(
+        name,
+        seed,
+        open_sessions,
+        hours=options.hours,
+        lengths=options.lengths,
+        half=options.half,
+    )
+    if mix == "mixed":
+        drawn += chat_sessions(seed, open_sessions, hours=options.hours, half=options.half)
+    return quiet(drawn, options.said, seed)
+
+
+def _world(sessions: Sequence[Sequence[Turn]], rules: Rules, options: argparse.Namespace) -> World:
     prices = Prices(
         ServiceModel(),
-        TOKEN_BYTES,
-        1e-6 / options.save_mb_s,
-        1e-6 / options.load_mb_s,
-        MOVE_S,
-        OUTPUT_TOKEN_S,
+        token_bytes=TOKEN_BYTES,
+        save_byte_s=1e-6 / options.save_mb_s,
+        load_byte_s=1e-6 / options.load_mb_s,
+        move_s=MOVE_S,
     )
-    told: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
-    for name, seed in itertools.product(TRACES, range(1, options.seeds + 1)):
-        sessions = _sessions(name, seed, options)
-        for arm, rules in ARMS.items():
-            world = World(
-                sessions,
-                prices,
-                rules,
-                slots=options.slots,
-                file_tokens=options.files_a_slot * options.slots * MEAN_TOKENS * options.lengths,
-                warm_s=options.hours * 3_600.0 * WARM_SHARE,
-            )
-            told[arm].append(_figures_of(world.run()))
-            progress.say(f"{name}, seed {seed}, {arm}: {_said(told[arm][-1])}")
-    return Result(_figures(told), {"ratios": {arm: _ratios(told, arm) for arm in ARMS}})
+    return World(
+        sessions,
+        prices,
+        rules,
+        slots=options.slots,
+        file_tokens=options.files_a_slot * options.slots * MEAN_TOKENS,
+        warm_s=options.hours * 3_600.0 * WARM_SHARE,
+    )
 
 
 def _figures_of(counted: Counted) -> dict[str, float]:
@@ -104,7 +128,7 @@ def _figures_of(counted: Counted) -> dict[str, float]:
     }
 
 
-def _figures(told: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
+def _figures(told: Mapping[str, Sequence[Told]]) -> dict[str, float]:
     figures = {"requests": sum(one["requests"] for one in told["none"])}
     figures |= {
         f"none_{what}": statistics.fmean(one[what] for one in told["none"])
@@ -120,7 +144,7 @@ def _figures(told: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, flo
     return figures
 
 
-def _ratios(told: Mapping[str, Sequence[Mapping[str, float]]], arm: str) -> dict[str, list[float]]:
+def _ratios(told: Mapping[str, Sequence[Told]], arm: str) -> dict[str, list[float]]:
     """By none, run by run."""
     pairs = list(zip(told[arm], told["none"], strict=True))
     return {
@@ -136,52 +160,3 @@ def _said(figures: Mapping[str, float]) -> str:
         f"{figures['loads']:.0f} loads, prefill {figures['prefill_s']:.0f} s, "
         f"TTFT {figures['mean_ttft_s']:.2f} s, p95 {figures['p95_ttft_s']:.2f} s"
     )
-
-
-# Sessions ------------------------------------------------------------------------------------
-
-
-def _sessions(name: str, seed: int, options: argparse.Namespace) -> list[list[Turn]]:
-    """Those of one half of the trace's, twice as many drawn as are wanted; sub-agents' requests aren't
-    their session's own."""
-    open_sessions = 2.0 * options.slots * options.sessions_a_slot
-    trace = agents(open_sessions, seed, hours=options.hours, name=name)
-    sessions: dict[str, list[Arrival]] = {}
-    for one in trace.arrivals:
-        if not one.agent:
-            sessions.setdefault(one.session, []).append(one)
-    names = sorted({_drawn_from(session) for session in sessions})
-    middle = len(names) // 2
-    half = set(names[:middle] if options.half == "first" else names[middle:])
-    chance = random.Random(f"{seed} said")
-    drawn = [
-        list(_turns(turns, trace.block_tokens, options.lengths, chance.random() < options.said))
-        for session, turns in sessions.items()
-        if _drawn_from(session) in half
-    ]
-    if not drawn:
-        raise BenchmarkError("no session was drawn: take more hours")
-    return drawn
-
-
-def _drawn_from(session: str) -> str:
-    return session.partition("#")[0]
-
-
-def _turns(
-    arrivals: Sequence[Arrival], block_tokens: int, scale: float, says_over: bool
-) -> Iterator[Turn]:
-    for before, one in _with_before(arrivals):
-        pause_s = one.at if before is None else one.at - before.at - max(0.0, before.service_s)
-        yield Turn(
-            max(0.0, pause_s),
-            one.blocks[: one.input_tokens // block_tokens],
-            max(1, round(one.input_tokens * scale)),
-            max(1, round(one.output_tokens)),
-            calls_tool=one.stop == "tool_use",
-            says_over=says_over and one is arrivals[-1],
-        )
-
-
-def _with_before(arrivals: Sequence[Arrival]) -> Iterable[tuple[Arrival | None, Arrival]]:
-    return zip([None, *arrivals], arrivals, strict=False)

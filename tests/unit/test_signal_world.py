@@ -11,7 +11,6 @@ PRICES = Prices(
     save_byte_s=1e-6,
     load_byte_s=1e-6,
     move_s=0.0,
-    output_token_s=0.01,
 )
 
 

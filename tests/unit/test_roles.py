@@ -184,6 +184,10 @@ async def test_without_both_roles_among_the_well_it_is_plain() -> None:
         assert all("kv_transfer_params" not in one for one in three["p"].asked + three["a"].asked)
         three.engine.set_draining("pd.1", is_draining=False)
         assert (await three.ask())["by"] == "d"
+        three.engine._group._workers[0].is_gated = True  # new, and not warm yet
+        asked = len(three["p"].asked)
+        await three.ask()
+        assert len(three["p"].asked) == asked
 
 
 async def test_a_prefill_server_that_is_down_is_found_out_again() -> None:

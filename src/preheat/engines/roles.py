@@ -165,7 +165,7 @@ class Roles:
             one
             for one in workers
             if self._roles.get(one.url) == role
-            and not one.is_draining
+            and not (one.is_draining or one.is_gated)
             and now >= one.avoided_until
             and (one.breaker.is_closed or (not one.is_probed and one.breaker.would_allow(now)))
         ]

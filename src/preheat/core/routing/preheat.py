@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import exp
 from typing import Final
 
+from preheat.core.copies import Copies
 from preheat.core.placing import Candidate, Placing
 
 _EQUAL: Final = 0.01
@@ -55,11 +56,13 @@ class Preheat:
         excess: float = 1.0,
         prior: float = 1.0,
         priced: bool = False,
+        copies: bool = False,
     ) -> None:
         self._memory_s = memory_s
         self._excess = excess
         self._prior = prior
         self._priced = priced
+        self._copies = Copies() if copies else None
         self._ahead: dict[int, int] = {}  # how many requests each worker's present backlog has seen
         self._filled: dict[int, float] = {}  # tokens each was given to compute and keep lately
         self._token_weight = 1.0  # what one counts for now; instead of all others less
@@ -72,6 +75,11 @@ class Preheat:
     def choose(self, placing: Placing, candidates: Sequence[Candidate], now: float) -> int:
         self._forget(now)
         costs = self._costs(placing, candidates)
+        worth_s = None
+        if self._copies is not None:
+            worth_s = self._copies.worth_s(placing, candidates, now)
+        if worth_s is not None:
+            costs = [cost - value for cost, value in zip(costs, worth_s, strict=True)]
         least = min(costs)
         most = least + _EQUAL * abs(least)
         equals = [place for place, seconds in enumerate(costs) if seconds <= most]
@@ -80,6 +88,8 @@ class Preheat:
             filled = self._filled.get
             place = min(equals, key=lambda at: filled(candidates[at].number, 0.0))
         self._learn(placing, candidates[place])
+        if self._copies is not None and worth_s is not None:
+            self._copies.sent(placing, candidates, candidates[place], now)
         return place
 
     def _costs(self, placing: Placing, candidates: Sequence[Candidate]) -> list[float]:

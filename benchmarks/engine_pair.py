@@ -33,8 +33,8 @@ class Door(msgspec.Struct, frozen=True):
     server: Server
 
     def workers(self) -> list[dict[str, Any]]:
-        """What our gateway knows of both, in order. Blocks."""
-        return list(self._admin("GET", None)["workers"])
+        """What our gateway knows of both servers, in order. Blocks."""
+        return list(self._admin("GET", None)["upstreams"])
 
     def drain(self, worker: str, *, is_draining: bool) -> None:
         """Blocks."""
@@ -170,6 +170,7 @@ def gateway(
         + "".join(f"{line}\n" for line in lines)
         + f'[models.{MODEL}]\nengine = "{GROUP}"\n'
         '[tenants.t]\napi_key_env = "BENCH_KEY"\n[l2]\nkind = "off"\n'
+        '[telemetry]\nlog_requests = "none"\n'
     )
     env = {"BENCH_ENGINE": engines.key, "BENCH_KEY": key, "XDG_CACHE_HOME": str(home / "cache")}
     env["XDG_STATE_HOME"] = str(home / "state")

@@ -63,8 +63,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--blocks", type=int, default=6, help="of each arm (6)")
     parser.add_argument("--requests", type=int, default=100, help="of a block (100)")
     parser.add_argument("--load", type=float, default=0.65, help="of round robin's most (0.65)")
+    parser.add_argument("--rate", type=float, help="requests a second, instead of a load")
     parser.add_argument("--families", type=int, default=10, help="of prompts (10)")
     parser.add_argument("--slots", type=int, default=3, help="of each server (3)")
+    parser.add_argument("--slot-tokens", type=int, default=512, help="that a slot holds (512)")
     parser.add_argument("--prefix-tokens", type=int, default=200, help="that a family shares (200)")
     parser.add_argument("--own-tokens", type=int, default=20, help="of each request (20)")
     parser.add_argument("--answer-tokens", type=int, default=4, help="(4)")
@@ -88,7 +90,6 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
         options.answer_tokens,
         options.skew,
     )
-    slot_tokens = 2 * (options.prefix_tokens + options.own_tokens) + 64
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         engines = stack.enter_context(
@@ -96,7 +97,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
                 folder,
                 model=options.model,
                 slots=options.slots,
-                slot_tokens=slot_tokens,
+                slot_tokens=options.slot_tokens,
                 cache_ram_mib=options.cache_ram_mib,
             )
         )
@@ -179,7 +180,7 @@ class _Bench:
         """Requests a second, and what came of each arm's blocks."""
         options = self._options
         most_per_s = await self._learned()
-        rate = options.load * most_per_s
+        rate = options.rate or options.load * most_per_s
         self._progress.say(f"round robin answers {most_per_s:.2f}/s; asked are {rate:.2f}/s")
         seen: dict[str, Blocks] = {arm: [] for arm in self._doors}
         for block in range(options.blocks):

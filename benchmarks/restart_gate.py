@@ -5,8 +5,9 @@ them. A minute apart each is started again while requests go on coming (open loo
 what the warm pair answers with four clients that never pause), in three ways:
 
 - gate: the server is drained by the admin call, stopped when nothing runs there and its slots are
-  saved, started, and let back in; one folder of slot files for both servers;
-- nothing: it is killed amid its work and started again; no slot files;
+  saved, started, and let back in: the readiness gate loads what was used last from the slot files (one
+  folder for both servers), and the ramp gives it a growing share;
+- nothing: it is killed amid its work and started again; no slot files, no gate;
 - undisturbed: as gate, without any restart.
 
 Arms alternate in blocks; a block's arms have the same families in the same order at the same times, with
@@ -25,7 +26,7 @@ import importlib.metadata
 import itertools
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from preheat.core.spread import spread_of
 
 ARMS = ("gate", "nothing", "undisturbed")
 CLIENTS = 4
-DRAINED_WITHIN_S = 60.0
+WITHIN_S = 60.0
 LOOK_S = 0.2
 
 
@@ -49,6 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--apart-s", type=float, default=MINUTE_S, help="two restarts are (60)")
     parser.add_argument("--load", type=float, default=0.5, help="of the warm pair's most (0.5)")
     parser.add_argument("--slots", type=int, default=4, help="of each server (4)")
+    parser.add_argument("--slot-tokens", type=int, default=1_024, help="that a slot holds (1024)")
     parser.add_argument("--prefix-tokens", type=int, default=800, help="that a family shares (800)")
     parser.add_argument("--own-tokens", type=int, default=24, help="of each request (24)")
     parser.add_argument("--answer-tokens", type=int, default=8, help="(8)")
@@ -63,7 +65,6 @@ def tools() -> dict[str, list[str]]:
 
 
 def run(options: argparse.Namespace, progress: Progress) -> Result:
-    slot_tokens = options.prefix_tokens + options.prefix_tokens // 4 + 2 * options.own_tokens + 64
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         engines = stack.enter_context(
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
                 folder,
                 model=options.model,
                 slots=options.slots,
-                slot_tokens=slot_tokens,
+                slot_tokens=options.slot_tokens,
                 cache_ram_mib=0,
                 slot_folder=folder / "slots",
             )
@@ -106,7 +107,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Result:
 def _lines(arm: str, engines: Pair) -> list[str]:
     """Settings of the group that an arm has besides."""
     if arm == "nothing":
-        return []
+        return ["gate_s = 0"]
     return [f'slot_folders = ["{engines.folders[0]}"]']
 
 
@@ -172,21 +173,27 @@ class _Bench:
         times = poisson(f"{options.seed} {block}", rate)
         path = self._folder / "trace.jsonl"
         write_trace(path, chats, itertools.takewhile(lambda at: at < end_s, times))
-        playing = asyncio.create_task(played(door, path))
+        async with asyncio.TaskGroup() as group:
+            playing = group.create_task(played(door, path))
+            began_s, took_s = await self._restarted(arm, door)
+        return Block(playing.result(), began_s, took_s)
+
+    async def _restarted(self, arm: str, door: Door) -> tuple[list[float], list[float]]:
+        """Both, one after the other; when each began and how long it took."""
+        options, loop = self._options, asyncio.get_running_loop()
         began_s: list[float] = []
         took_s: list[float] = []
-        began_at = asyncio.get_running_loop().time()
+        start_at = loop.time()
         for number in range(2):
             due_s = options.settle_s + number * options.apart_s
-            await asyncio.sleep(began_at + due_s - asyncio.get_running_loop().time())
-            at_s = asyncio.get_running_loop().time() - began_at
-            began_s.append(at_s)
+            await asyncio.sleep(start_at + due_s - loop.time())
+            began_s.append(loop.time() - start_at)
             if arm == "nothing":
                 await asyncio.to_thread(self._killed, number)
             elif arm == "gate":
                 await asyncio.to_thread(self._replaced, door, number)
-            took_s.append(asyncio.get_running_loop().time() - began_at - at_s)
-        return Block(await playing, began_s, took_s)
+            took_s.append(loop.time() - start_at - began_s[-1])
+        return began_s, took_s
 
     def _killed(self, number: int) -> None:
         self._engines.stop(number, is_killed=True)
@@ -196,18 +203,23 @@ class _Bench:
         """As an operator would do it."""
         name = door.workers()[number]["name"]
         door.drain(name, is_draining=True)
-        until = time.monotonic() + DRAINED_WITHIN_S
-        while not _is_idle(door.workers()[number]):
-            if time.monotonic() > until:
-                raise BenchmarkError(f"{name} wasn't drained within {DRAINED_WITHIN_S:g} s")
-            time.sleep(LOOK_S)
+        _wait_until(lambda: _is_idle(door.workers()[number]), f"{name} is drained")
         self._engines.stop(number)
         self._engines.start(number)
         door.drain(name, is_draining=False)
+        _wait_until(lambda: not door.workers()[number]["warming"], f"{name} is let in")
 
     def _chats(self, what: str, arm: str) -> Chats:
         seed = f"{self._options.seed} {what}"
         return Chats(self._shape, pattern=seed, texts=f"{seed} {arm}")
+
+
+def _wait_until(is_so: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + WITHIN_S
+    while not is_so():
+        if time.monotonic() > until:
+            raise BenchmarkError(f"it isn't so after {WITHIN_S:g} s that {what}")
+        time.sleep(LOOK_S)
 
 
 def _is_idle(worker: Mapping[str, Any]) -> bool:

@@ -49,7 +49,8 @@ class Copies:
         full, queues = candidates[held.index(most)], [one.queue_s for one in candidates]
         nodes = _nodes(placing, least, most)
         known = [self._saved.get(node) for node, _ in nodes]
-        late_s = full.queue_s + full.load_s - min(queues)
+        first_s = min([one.queue_s + one.load_s + one.miss_s for one in candidates])
+        late_s = first_s - min(queues) - full.miss_s
         if late_s <= 0.0 and not any(known):
             return None
         values_s = [
@@ -62,7 +63,6 @@ class Copies:
         if late_s > 0.0:
             thin = candidates[held.index(least)]
             token_s = max(0.0, thin.miss_s - full.miss_s) / (most - least)
-            first_s = min([one.queue_s + one.load_s + one.miss_s for one in candidates])
             for (node, tokens), value_s in zip(nodes, values_s, strict=True):
                 there_s = min([queue_s for has, queue_s in idlest_s.items() if has < tokens])
                 there_s += max(0.0, thin.miss_s - token_s * (tokens - least))
@@ -70,18 +70,19 @@ class Copies:
                     self._put(node, value_s + first_s - there_s, now)
         if not any(values_s):
             return None
-        lacking = {
+        lacking_s = {
             has: max(
-                [value for value, (_, at) in zip(values_s, nodes, strict=True) if at > has] or [0.0]
+                [s for s, (_, at) in zip(values_s, nodes, strict=True) if at > has], default=0.0
             )
             for has in idlest_s
         }
-        worth_s = [lacking[has] for has in held]
-        for place, one in enumerate(candidates):
-            if one.price:
-                new = (placing.input_tokens - one.overlap_tokens) / placing.block_tokens
-                worth_s[place] = max(0.0, worth_s[place] - one.price * new)
-        return worth_s
+        worth_s = [lacking_s[has] for has in held]
+        if not any(one.price for one in candidates):
+            return worth_s
+        return [
+            max(0.0, value_s - _price_s(placing, one))
+            for value_s, one in zip(worth_s, candidates, strict=True)
+        ]
 
     def sent(
         self, placing: Placing, candidates: Sequence[Candidate], chosen: Candidate, now: float
@@ -98,6 +99,11 @@ class Copies:
         self._saved[node] = saved_s, now
         if len(self._saved) > self._most:
             del self._saved[next(iter(self._saved))]
+
+
+def _price_s(placing: Placing, one: Candidate) -> float:
+    """What it pushes out, by what that is worth."""
+    return one.price * (placing.input_tokens - one.overlap_tokens) / placing.block_tokens
 
 
 def _nodes(placing: Placing, above_tokens: int, most_tokens: int) -> list[tuple[int, int]]:

@@ -18,6 +18,7 @@ class Server:
         self.salts: list[str | None] = []
         self.warms_in_s: float | None = 0.0
         self.has_counts = True
+        self.owner = "vllm"
         self.loads_for_s = 0.0
         self.port = 0
         self._listening: asyncio.Server | None = None
@@ -62,7 +63,9 @@ class Server:
         self._talks.add(task)
         task.add_done_callback(self._talks.discard)
         try:
-            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            with contextlib.suppress(
+                asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError
+            ):
                 while True:
                     head = (await reader.readuntil(b"\r\n\r\n")).decode()
                     fields = dict(
@@ -82,7 +85,8 @@ class Server:
         if path == "/health":
             return 200, b""
         if path == "/v1/models":
-            return 200, b'{"object":"list","data":[{"id":"m","owned_by":"vllm"}]}'
+            models = [{"id": "m", "owned_by": self.owner}]
+            return 200, json.dumps({"object": "list", "data": models}).encode()
         if path == "/metrics" and self.has_counts:
             return 200, (
                 "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"

@@ -30,6 +30,7 @@ from preheat.engines.kv_hearing import Hearing, heard_at
 from preheat.engines.kv_link import LearnerLink
 from preheat.engines.lmcache_fleet import LmcacheRules
 from preheat.engines.lmcache_tier import LmcacheTier
+from preheat.engines.salts import Salts
 from preheat.engines.slot_seats import SlotRules
 from preheat.engines.worker import OnEvent
 from preheat.errors import ConfigError
@@ -238,6 +239,8 @@ def engine(
     secret: bytes = b"",
     learner: str = "",
     hot: HotSource | None = None,
+    *,
+    has_tenants: bool = False,
 ) -> tuple[Engine, str]:
     """The engine, and what names the model behind it where that can be known. `secret` is the machine's,
     `learner` the path of its socket, where there are several worker processes; `hot` tells what servers that
@@ -283,7 +286,9 @@ def engine(
         shadow=None
         if settings.shadow.name == "off"
         else build(f"engines.{name}.shadow", settings.shadow, routing.POLICIES),
-        care=_care(settings, api_key, secret, hot) if settings.poll_s else None,
+        care=_care(settings, api_key, secret, hot, has_tenants=has_tenants)
+        if settings.poll_s
+        else None,
         hearing=_hearing(name, settings, names, link, on_event),
         link=link,
         lmcache=_lmcache(name, settings, names, on_event),
@@ -305,9 +310,17 @@ def rules(settings: EngineSettings) -> Rules:
     )
 
 
-def _care(settings: EngineSettings, api_key: str, secret: bytes, hot: HotSource | None) -> Care:
+def _care(
+    settings: EngineSettings,
+    api_key: str,
+    secret: bytes,
+    hot: HotSource | None,
+    *,
+    has_tenants: bool,
+) -> Care:
     slots = SlotRules(settings.slot_folders, settings.slot_bytes, settings.slot_age_s, secret)
-    return Care(settings.dialect, api_key, settings.poll_s, slots, settings.gate_s, hot)
+    salts = Salts(secret) if has_tenants and settings.salts == "tenant" else None
+    return Care(settings.dialect, api_key, settings.poll_s, slots, settings.gate_s, hot, salts)
 
 
 def _hearing(

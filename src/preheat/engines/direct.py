@@ -37,12 +37,16 @@ class Direct:
         """What it speaks, found out at the first call. Raises EngineError."""
         if self.dialect is None:
             bodies = {}
+            has_answered = False
             for probe in PROBES:
                 status, body = await self.ask(probe, within_s=_WITHIN_S)
+                has_answered |= status < 500
                 if status == 200:
                     bodies[probe.path] = body
                 if detect(bodies) != "openai":
                     break
+            if not has_answered:
+                raise EngineError(f"{self.url} answers nothing yet ({status})", kind="start")
             self.dialect = DIALECTS[detect(bodies)]
         return self.dialect
 

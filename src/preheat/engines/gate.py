@@ -13,6 +13,7 @@ from preheat.core.warmup import Outcome
 from preheat.engines.attendant import Attendant
 from preheat.engines.dialects.calls import Prompt, get
 from preheat.engines.dialects.readings import Capacity
+from preheat.engines.salts import Salts
 from preheat.engines.warmers import Warmers
 from preheat.engines.worker import OnEvent, Worker
 from preheat.errors import EngineError
@@ -53,6 +54,7 @@ class Gate:
         self,
         gate_s: float,
         hot: HotSource | None,
+        salts: Salts | None,
         warmers: Warmers,
         router: Router,
         attendant_of: Callable[[Worker], Attendant | None],
@@ -61,6 +63,7 @@ class Gate:
     ) -> None:
         self._gate_s = gate_s
         self._hot = hot
+        self._salts = salts
         self._warmers = warmers
         self._router = router
         self._attendant_of = attendant_of
@@ -147,12 +150,18 @@ class Gate:
             return  # slots that we name are filled by whoever names them
         warmer = self._warmers.of(worker)
         for hot in fitting(await self._hot(), attendant.known.capacity):
-            outcome = await warmer.warm(hot.prompt)
+            outcome = await warmer.warm(self._salted(hot, attendant))
             self._on_outcome(worker, hot, outcome)
             if outcome.state == "done":
                 worker.readied.warmed += 1
                 worker.readied.tokens += outcome.tokens
                 self._router.learned(worker.number, hot.blocks, (), monotonic())
+
+    def _salted(self, hot: Hot, attendant: Attendant) -> Prompt:
+        """As its tenant's requests are."""
+        if self._salts is None or attendant.dialect is None or not attendant.dialect.salt_field:
+            return hot.prompt
+        return msgspec.structs.replace(hot.prompt, salt=self._salts.of(hot.tenant))
 
 
 def fitting(hots: Sequence[Hot], capacity: Capacity | None) -> list[Hot]:

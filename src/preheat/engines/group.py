@@ -23,6 +23,7 @@ from preheat.engines.kv_link import LearnerLink
 from preheat.engines.lmcache_tier import LmcacheTier, Lookup
 from preheat.engines.placement import Placement, Whose
 from preheat.engines.roles import Handover, Role, Roles
+from preheat.engines.salts import Salts
 from preheat.engines.slot_seats import SlotFolders, SlotRules, SlotSeats
 from preheat.engines.warmers import Warmers
 from preheat.engines.worker import (
@@ -64,7 +65,7 @@ class Rules(msgspec.Struct, frozen=True):
 class Care(msgspec.Struct, frozen=True):
     """How each server of a group is looked after: the dialect that it speaks ("auto": it is asked),
     the key that opens it, how often it is asked how busy it is, and where its slots are saved. Who comes cold is
-    held back for `gate_s` at most, and given what is `hot`."""
+    held back for `gate_s` at most, and given what is `hot`. `salts` set tenants apart in its cache."""
 
     dialect: str = "auto"
     api_key: str = ""
@@ -72,6 +73,7 @@ class Care(msgspec.Struct, frozen=True):
     slots: SlotRules = SlotRules()
     gate_s: float = 0.0
     hot: HotSource | None = None
+    salts: Salts | None = None
 
 
 class Group:
@@ -106,12 +108,16 @@ class Group:
         self._is_started = False
         self._attendants: dict[Worker, tuple[Attendant, asyncio.Task[None]]] = {}
         self._gate: Gate | None = None
+        self._salts = None if care is None else care.salts
+        self._salt_field: str | None = None
+        self._is_salt_known = False
+        self._warmers = Warmers(*("auto", "") if care is None else (care.dialect, care.api_key))
         if router is not None and care is not None:
-            self._warmers = Warmers(care.dialect, care.api_key)
             attendants = self._attendants
             self._gate = Gate(
                 care.gate_s,
                 care.hot,
+                care.salts,
                 self._warmers,
                 router,
                 lambda worker: attendants[worker][0] if worker in attendants else None,
@@ -144,6 +150,7 @@ class Group:
         state: SessionState = "",
     ) -> Response:
         """The answer of whoever could give one, else the last refusal or error."""
+        body = await self._salted(path, body, tenant)
         workers = self._workers
         if not self._has_choice and workers[0].breaker.is_closed and not workers[0].is_draining:
             return await workers[0].ask(method, path, headers, body)
@@ -293,7 +300,7 @@ class Group:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._gate is not None:
             await self._gate.aclose()
-            await self._warmers.aclose()
+        await self._warmers.aclose()
         if self._hearing is not None:
             await self._hearing.aclose()
         if self._link is not None:
@@ -306,6 +313,18 @@ class Group:
     def _has_choice(self) -> bool:
         """Whether there is anything to decide: a server, or a slot."""
         return len(self._workers) > 1 or self._workers[0].seats is not None
+
+    async def _salted(self, path: bytes, body: bytes, tenant: str) -> bytes:
+        """With its tenant's salt, where these servers take one: they are asked what they are before the
+        first request. Raises EngineError where none of them says it."""
+        salts = self._salts
+        if salts is None or not tenant:
+            return body
+        if not self._is_salt_known:
+            self._salt_field = (await self._warmers.known(self._workers)).salt_field
+            self._is_salt_known = True
+        field = self._salt_field
+        return body if field is None else salts.salted(path, body, tenant, field)
 
     async def _asked(
         self,
@@ -572,7 +591,7 @@ class Group:
     async def _leave(self, worker: Worker) -> None:
         if self._gate is not None:
             await self._gate.release(worker)
-            await self._warmers.forget(worker)
+        await self._warmers.forget(worker)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
                 await asyncio.sleep(_LOOK_S)

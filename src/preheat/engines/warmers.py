@@ -1,11 +1,14 @@
 """Who warms each server of a group: one for all who want something warm there."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from preheat.core.warmup import Pace
+from preheat.engines.dialects import Dialect
 from preheat.engines.direct import Direct
 from preheat.engines.warmer import Warmer
 from preheat.engines.worker import Worker
+from preheat.errors import EngineError
 
 _PACE: Final = Pace(slack_s=0.5, first_tokens=256)
 """A server that is being readied has hardly a request to hold up."""
@@ -27,6 +30,16 @@ class Warmers:
     def direct(self, worker: Worker) -> Direct:
         """What it asks the server through."""
         return self._of(worker)[0]
+
+    async def known(self, workers: Sequence[Worker]) -> Dialect:
+        """What kind these are, as the first that answers says. Raises EngineError."""
+        failure = EngineError("there are no servers", kind="connect")
+        for worker in workers:
+            try:
+                return await self.direct(worker).known()
+            except EngineError as error:
+                failure = error
+        raise failure
 
     async def forget(self, worker: Worker) -> None:
         """That server is no more."""

@@ -108,7 +108,9 @@ class Worker:
         self.breaker = breaker
         self.is_draining = False
         self.is_gated = False  # until it is warm; asked only where nobody else is well
-        self.restore: Callable[[], Awaitable[int]] | None = None  # what is in files; how many were read
+        self.restore: Callable[[], Awaitable[int]] | None = (
+            None  # what is in files; how many were read
+        )
         self.readied = Readied()
         self.is_probed = False  # while it is down; else a request finds out how it is
         self.knows_health = True

@@ -103,7 +103,12 @@ class Relay:
         worker, response = engine.name, None
         try:
             response = await engine.send(
-                exchange.method, path, headers, body, is_repeatable=exchange.method in _REPEATABLE
+                exchange.method,
+                path,
+                headers,
+                body,
+                is_repeatable=exchange.method in _REPEATABLE,
+                tenant=self._intake.admit(exchange),
             )
             worker = response.worker or worker
             lines = heads.forwarded(

@@ -85,6 +85,7 @@ class Reload:
                     self._secret,
                     self._host.learner,
                     self._hot_of(name),
+                    has_tenants=bool(settings.tenants),
                 )
         kept = {id(engine) for engine, _ in made.values()}
         gone = [one for one in self._upstreams.engines.values() if id(one) not in kept]

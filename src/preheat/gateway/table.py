@@ -45,7 +45,14 @@ def engines_of(
     """Every engine by its name, with what identifies its weights where that can be known."""
     return {
         name: wiring.engine(
-            name, engine, log, host.where(name), secret, host.learner, hot_of(name)
+            name,
+            engine,
+            log,
+            host.where(name),
+            secret,
+            host.learner,
+            hot_of(name),
+            has_tenants=bool(settings.tenants),
         )
         for name, engine in settings.engines.items()
     }

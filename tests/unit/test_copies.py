@@ -30,13 +30,24 @@ def worker(number: int, blocks: int, queue_s: float, price: float = 0.0) -> Cand
 
 def test_a_copy_is_worth_what_the_requests_before_would_have_been_sooner() -> None:
     copies = Copies(memory_s=100.0)
-    fleet = [worker(0, 4, 0.5), worker(1, 0, 0.3)]
-    # With the four blocks the other would have begun after 0.3 + 0.4 s instead of 0.5 + 0.4.
+    fleet = [worker(0, 5, 0.5), worker(1, 0, 0.3)]
+    # With the five blocks the other would have begun after 0.3 + 0.3 s instead of 0.5 + 0.3.
+    assert (
+        copies.worth_s(PROMPT, fleet, -9.0) is None
+    )  # somebody waits: from now on it could be there
     assert copies.worth_s(PROMPT, fleet, 0.0) is None
     assert copies.worth_s(PROMPT, fleet, 0.0) == pytest.approx([0.0, 0.2])
     again = copies.worth_s(PROMPT, fleet, 100.0)
     assert again == pytest.approx([0.0, 0.4 * exp(-1.0)])
-    assert len(copies) == 1  # with three blocks or less it would have been later: 1 ms a token
+    assert len(copies) == 4  # of 1, 2, 4 and 5 blocks
+
+
+def test_those_who_wait_for_its_first_computing_want_no_copy() -> None:
+    copies = Copies()
+    for milliseconds in range(0, 400, 10):  # 0.4 s for the four blocks
+        now = milliseconds / 1_000
+        computing = [worker(0, 4, 0.4 - now), worker(1, 0, 0.0)]
+        assert copies.worth_s(PROMPT, computing, now) is None
 
 
 def test_who_need_not_wait_wants_no_copy() -> None:
@@ -50,6 +61,7 @@ def test_who_need_not_wait_wants_no_copy() -> None:
 def test_a_part_that_another_request_shares_counts_for_it() -> None:
     copies = Copies()
     busy = [worker(0, 8, 9.0), worker(1, 0, 0.0)]
+    copies.worth_s(PROMPT, busy, -9.0)
     copies.worth_s(PROMPT, busy, 0.0)
     other = Placing(800, (*BLOCKS[:4], 91, 92, 93, 94), BLOCK_TOKENS)
     worth_s = copies.worth_s(other, [worker(0, 4, 9.0), worker(1, 0, 0.0)], 0.0)
@@ -59,16 +71,18 @@ def test_a_part_that_another_request_shares_counts_for_it() -> None:
 
 def test_what_the_copy_pushes_out_is_taken_off() -> None:
     copies = Copies()
-    fleet = [worker(0, 4, 0.5, price=9.0), worker(1, 0, 0.3, price=0.02)]
+    fleet = [worker(0, 5, 0.5, price=9.0), worker(1, 0, 0.3, price=0.02)]
+    copies.worth_s(PROMPT, fleet, -9.0)
     copies.worth_s(PROMPT, fleet, 0.0)
     assert copies.worth_s(PROMPT, fleet, 0.0) == pytest.approx([0.0, 0.2 - 8 * 0.02])
-    dear = [worker(0, 4, 0.5), worker(1, 0, 0.3, price=1.0)]
+    dear = [worker(0, 5, 0.5), worker(1, 0, 0.3, price=1.0)]
     assert copies.worth_s(PROMPT, dear, 0.0) == [0.0, 0.0]
 
 
 def test_once_it_is_made_another_must_be_earned_anew() -> None:
     copies = Copies()
-    fleet = [worker(0, 4, 0.5), worker(1, 0, 0.3), worker(2, 0, 0.3)]
+    fleet = [worker(0, 5, 0.5), worker(1, 0, 0.3), worker(2, 0, 0.3)]
+    copies.worth_s(PROMPT, fleet, -9.0)
     copies.worth_s(PROMPT, fleet, 0.0)
     copies.sent(PROMPT, fleet, fleet[0], 0.0)  # where it is already: nothing changes
     assert copies.worth_s(PROMPT, fleet, 0.0) == pytest.approx([0.0, 0.2, 0.2])

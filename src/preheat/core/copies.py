@@ -2,12 +2,21 @@
 
 from collections.abc import Sequence
 from math import exp, inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from preheat.core.placing import Candidate, Placing
 
 _PREFIXES: Final = 16_384
 """Prefixes another copy of which would have saved something lately; of more the oldest go."""
+
+
+class _Saved(NamedTuple):
+    """What another copy of a prefix would have saved, and when that was said; `since` then somebody
+    waits for it, or it has its newest copy."""
+
+    saved_s: float
+    at: float
+    since: float
 
 
 class Copies:
@@ -16,7 +25,8 @@ class Copies:
     The copy's own J: it is worth its further uses there, times the seconds of queue that each saves, less
     what it pushes out. Neither is foretold. Each request says how much sooner it could have begun, had
     the least busy worker without its prefix had it: a use of the copy that isn't there, and what it
-    would have saved. The sum, forgotten over `memory_s`, is what as much time again is expected to bring.
+    would have saved. It could have been there only if it had been begun when the first one waited: so a burst
+    of a new prefix, which waits for its first computing, wants no second one. The sum, forgotten over `memory_s`, is what as much time again is expected to bring.
     A copy is made where that is more than it costs to be computed there, so for want of it nobody waits
     longer, all in all, than about as long as that: the rule of ski rental (Karlin, Manasse, Rudolph and
     Sleator, Algorithmica 1988).
@@ -29,8 +39,7 @@ class Copies:
     def __init__(self, *, memory_s: float = 300.0, prefixes: int = _PREFIXES) -> None:
         self._memory_s = memory_s
         self._most = prefixes
-        self._saved: dict[int, tuple[float, float]] = {}
-        """Of a prefix, by its last block: seconds saved, and when that was said; the oldest first."""
+        self._saved: dict[int, _Saved] = {}  # by a prefix's last block; the oldest first
 
     def __len__(self) -> int:
         """Prefixes that are remembered."""
@@ -54,7 +63,8 @@ class Copies:
         if late_s <= 0.0 and not any(known):
             return None
         values_s = [
-            0.0 if one is None else one[0] * exp((one[1] - now) / self._memory_s) for one in known
+            0.0 if one is None else one.saved_s * exp((one.at - now) / self._memory_s)
+            for one in known
         ]
         idlest_s: dict[int, float] = {}  # of those that have so many tokens
         for has, queue_s in zip(held, queues, strict=True):
@@ -63,11 +73,13 @@ class Copies:
         if late_s > 0.0:
             thin = candidates[held.index(least)]
             token_s = max(0.0, thin.miss_s - full.miss_s) / (most - least)
-            for (node, tokens), value_s in zip(nodes, values_s, strict=True):
+            for (node, tokens), value_s, one in zip(nodes, values_s, known, strict=True):
+                took_s = token_s * (tokens - least)
+                since = now if one is None else one.since
                 there_s = min([queue_s for has, queue_s in idlest_s.items() if has < tokens])
-                there_s += max(0.0, thin.miss_s - token_s * (tokens - least))
-                if first_s > there_s:
-                    self._put(node, value_s + first_s - there_s, now)
+                there_s = max(there_s, since + took_s - now) + max(0.0, thin.miss_s - took_s)
+                if first_s > there_s or one is None:
+                    self._put(node, value_s + max(0.0, first_s - there_s), now, since)
         if not any(values_s):
             return None
         lacking_s = {
@@ -92,11 +104,11 @@ class Copies:
         most = max([one.overlap_tokens for one in candidates])
         for node, _ in _nodes(placing, chosen.overlap_tokens, most):
             if node in self._saved:
-                self._put(node, 0.0, now)
+                self._put(node, 0.0, now, now)
 
-    def _put(self, node: int, saved_s: float, now: float) -> None:
+    def _put(self, node: int, saved_s: float, now: float, since: float) -> None:
         self._saved.pop(node, None)
-        self._saved[node] = saved_s, now
+        self._saved[node] = _Saved(saved_s, now, since)
         if len(self._saved) > self._most:
             del self._saved[next(iter(self._saved))]
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kv_transfer_faked import Fabric, KvServer
+from preheat import config
 from preheat.core.breaker import Breaker
 from preheat.core.routing import POLICIES
 from preheat.engines.group import Rules
@@ -16,8 +17,9 @@ from preheat.engines.openai import OpenAi
 from preheat.engines.roles import Role, prefill_body
 from preheat.errors import ConfigError, EngineError
 from preheat.transport.client import Timeouts
+from preheat.wiring import rules
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(30)]
+pytestmark = pytest.mark.timeout(30)
 
 PROMPT = "all work and no play makes jack a dull boy " * 40
 SHORT = Timeouts(connect_s=1.0, first_byte_s=1.0, idle_s=1.0, queue_s=0.3)
@@ -76,6 +78,7 @@ PAIR: tuple[tuple[str, Role], ...] = (("p", "prefill"), ("d", "decode"))
 
 
 @pytest.mark.parametrize("routed", [True, False])
+@pytest.mark.asyncio
 async def test_a_prompt_is_computed_at_one_and_answered_at_the_other(routed: bool) -> None:
     async with world(*PAIR, routed=routed) as pair:
         said = await pair.ask(stream=True, stream_options={"include_usage": True}, min_tokens=4)
@@ -98,6 +101,7 @@ async def test_a_prompt_is_computed_at_one_and_answered_at_the_other(routed: boo
         assert pair.events == []
 
 
+@pytest.mark.asyncio
 async def test_a_client_s_own_request_id_is_kept() -> None:
     async with world(*PAIR) as pair:
         body = json.dumps({"prompt": PROMPT}).encode()
@@ -109,6 +113,7 @@ async def test_a_client_s_own_request_id_is_kept() -> None:
         assert (pair["p"].ids, pair["d"].ids) == (["me"], ["me"])
 
 
+@pytest.mark.asyncio
 async def test_of_prefill_servers_the_one_that_holds_the_prefix_is_asked() -> None:
     async with world(("p", "prefill"), ("q", "prefill"), ("d", "decode")) as three:
         await three.ask()
@@ -120,6 +125,7 @@ async def test_of_prefill_servers_the_one_that_holds_the_prefix_is_asked() -> No
 
 
 @pytest.mark.parametrize("mode", ["die", "cut", "503", "400", "no-connector"])
+@pytest.mark.asyncio
 async def test_where_the_first_step_fails_the_request_is_one_like_any_other(mode: str) -> None:
     async with world(*PAIR, ("a", "any"), modes=(mode, "fine", "fine")) as three:
         said = await three.ask()
@@ -134,6 +140,7 @@ async def test_where_the_first_step_fails_the_request_is_one_like_any_other(mode
         assert fields["kind"] == kinds.get(mode, f"status-{mode}")
 
 
+@pytest.mark.asyncio
 async def test_an_answer_of_one_token_has_nothing_to_hand_over_and_is_no_failure() -> None:
     async with world(*PAIR, modes=("at-end", "fine")) as pair:
         for _ in range(4):
@@ -142,6 +149,7 @@ async def test_an_answer_of_one_token_has_nothing_to_hand_over_and_is_no_failure
         assert len([one for one in pair["p"].asked if "kv_transfer_params" in one]) == 4
 
 
+@pytest.mark.asyncio
 async def test_servers_without_a_connector_are_asked_for_two_steps_no_more() -> None:
     async with world(*PAIR, modes=("no-connector", "no-connector")) as pair:
         for _ in range(8):
@@ -149,6 +157,7 @@ async def test_servers_without_a_connector_are_asked_for_two_steps_no_more() -> 
         assert len([one for one in pair["p"].asked if "kv_transfer_params" in one]) == 3
 
 
+@pytest.mark.asyncio
 async def test_who_cannot_fetch_is_asked_for_the_whole() -> None:
     async with world(*PAIR, modes=("fine", "loses")) as pair:
         said = await pair.ask()
@@ -157,6 +166,7 @@ async def test_who_cannot_fetch_is_asked_for_the_whole() -> None:
         assert pair.events == [("handover-failed", {"worker": "pd.1", "kind": "status-500"})]
 
 
+@pytest.mark.asyncio
 async def test_a_decode_server_that_refuses_leaves_the_kv_to_the_next() -> None:
     async with world(("p", "prefill"), ("d", "decode"), ("e", "decode")) as three:
         three["d"].mode = "429"
@@ -167,6 +177,7 @@ async def test_a_decode_server_that_refuses_leaves_the_kv_to_the_next() -> None:
         assert len(three["p"].asked) == (1 if said["by"] == "e" else 2)
 
 
+@pytest.mark.asyncio
 async def test_one_that_died_with_the_request_is_not_asked_twice() -> None:
     async with world(*PAIR, modes=("fine", "die")) as pair:
         with pytest.raises(EngineError) as caught:
@@ -175,6 +186,7 @@ async def test_one_that_died_with_the_request_is_not_asked_twice() -> None:
         assert pair.counts() == {"p": 1, "d": 1}
 
 
+@pytest.mark.asyncio
 async def test_without_both_roles_among_the_well_it_is_plain() -> None:
     async with world(*PAIR, ("a", "any")) as three:
         assert three.engine.set_draining("pd.1", is_draining=True)
@@ -190,6 +202,7 @@ async def test_without_both_roles_among_the_well_it_is_plain() -> None:
         assert len(three["p"].asked) == asked
 
 
+@pytest.mark.asyncio
 async def test_a_prefill_server_that_is_down_is_found_out_again() -> None:
     async with world(*PAIR) as pair:
         pair["p"].mode = "die"
@@ -209,6 +222,7 @@ async def test_a_prefill_server_that_is_down_is_found_out_again() -> None:
         (b"/completions", {"kv_transfer_params": {"do_remote_decode": False}}),
     ],
 )
+@pytest.mark.asyncio
 async def test_what_cannot_be_handed_over_is_asked_in_one_step(
     path: bytes, fields: dict[str, Any]
 ) -> None:
@@ -217,6 +231,7 @@ async def test_what_cannot_be_handed_over_is_asked_in_one_step(
         assert sum(pair.counts().values()) == 1
 
 
+@pytest.mark.asyncio
 async def test_many_at_once_are_each_handed_their_own() -> None:
     async with world(("p", "prefill"), ("q", "prefill"), ("d", "decode"), ("e", "decode")) as four:
         asked = (four.ask(prompt=f"{number} {PROMPT}") for number in range(24))
@@ -226,6 +241,7 @@ async def test_many_at_once_are_each_handed_their_own() -> None:
         assert four["d"].computed + four["e"].computed == 0
 
 
+@pytest.mark.asyncio
 async def test_roles_and_addresses_change_together() -> None:
     async with world(*PAIR) as pair:
         urls = [one.url for one in pair.servers.values()]
@@ -239,8 +255,36 @@ async def test_roles_and_addresses_change_together() -> None:
         assert sum(pair.counts().values()) == 5
 
 
-async def test_a_body_that_is_no_object_has_one_step() -> None:
+def test_a_body_that_is_no_object_has_one_step() -> None:
     assert prefill_body(b"[1]") is None
     assert prefill_body(b"\xff") is None
     told = json.loads(prefill_body(b'{"prompt":"a","max_completion_tokens":7}') or b"")
     assert (told["max_tokens"], told["max_completion_tokens"]) == (1, 1)
+
+
+# settings
+
+
+@pytest.mark.parametrize(
+    ("roles", "more", "part"),
+    [
+        (["prefill"], {}, "one for each of urls"),
+        (["prefill", "decode", "any"], {}, "one for each of urls"),
+        (["prefill", "any"], {}, "a prompt needs a prefill and a decode server"),
+        (["prefill", "decode"], {"dialect": "sglang"}, "sglang has no such protocol"),
+        (["prefil", "decode"], {}, "engines.pd.roles"),
+    ],
+)
+def test_roles_that_mean_nothing_are_refused(
+    roles: list[str], more: dict[str, Any], part: str
+) -> None:
+    engine = {"urls": ["http://a:1", "http://b:1"], "roles": roles} | more
+    with pytest.raises(ConfigError) as caught:
+        config.check({"engines": {"pd": engine}})
+    assert part in str(caught.value)
+
+
+def test_roles_reach_the_group_s_rules() -> None:
+    engine = {"urls": ["http://a:1", "http://b:1"], "roles": ["prefill", "decode"]}
+    settings = config.check({"engines": {"pd": engine}})
+    assert rules(settings.engines["pd"]).roles == ("prefill", "decode")

@@ -30,7 +30,9 @@ def explained(message: str, tree: Mapping[str, Any]) -> str:
         return f"{prefix}{unknown[1]}: unknown key; {guess}{known}"
     if what.startswith("Invalid enum value"):
         above, _, field = key.rpartition(".")
-        words = get_args(get_type_hints(section or _section_of(above))[field])
+        field, _, is_one_of_several = field.partition("[")
+        hint = get_type_hints(section or _section_of(above))[field]
+        words = get_args(get_args(hint)[0] if is_one_of_several else hint)
         return (
             f"{key}: expected {' or '.join(words)}, got {what.removeprefix('Invalid enum value ')}"
         )

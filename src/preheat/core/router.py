@@ -136,7 +136,8 @@ class _Lane:
         self.waiting: dict[int, Ticket] = {}  # no first byte yet, oldest first
         self.waiting_s = 0.0
         self.head_at = 0.0  # when the first of them came to be computed
-        self.head_s = 0.0  # what that one takes
+        self.ends_at = -inf  # when all of them are, if none takes longer than expected
+        self.rest_s = 0.0  # what all but the first take
         self.reported_s = 0.0  # what others have sent there, by the worker's own word
         self.reported_at = 0.0  # when it said so; it is being done since
         self.input_tokens = self.cached_tokens = self.ghost_tokens = 0
@@ -145,16 +146,10 @@ class _Lane:
 
     def queue_s(self, now: float) -> float:
         """Seconds of prefill before one that comes now."""
-        left_s = 0.0
-        if self.waiting:  # no calls: asked of each worker for each request
-            left_s, done_s = self.waiting_s, now - self.head_at
-            if done_s < self.head_s:
-                left_s -= done_s
-            else:
-                left_s -= self.head_s
+        left_s = max(self.ends_at - now, self.rest_s)
         if self.reported_s:
             left_s += max(0.0, self.reported_s - (now - self.reported_at))
-        return max(0.0, left_s)
+        return left_s
 
     def has_now(self, blocks: Sequence[int]) -> bool:
         """Whether the guess about its slots is known to be right, at a glance."""
@@ -165,19 +160,32 @@ class _Lane:
 
     def add(self, ticket: Ticket, now: float) -> None:
         if not self.waiting:
-            self.head_at, self.head_s = now, ticket.miss_s
+            self.head_at = now
         self.tickets[ticket.number] = self.waiting[ticket.number] = ticket
         self.waiting_s += ticket.miss_s
+        self._note()
 
     def began(self, ticket: Ticket, now: float) -> None:
         """Its prompt is computed, or never will be."""
         if self.waiting.pop(ticket.number, None) is not None:
             self.waiting_s -= ticket.miss_s
             self.head_at = now
+            self._note()
+
+    def over(self, ticket: Ticket) -> None:
+        """It has ended."""
+        self.tickets.pop(ticket.number, None)
+        self.candidate.in_flight = len(self.tickets)
+
+    def _note(self) -> None:
+        """What is asked of each worker for each request is kept at hand."""
+        self.candidate.in_flight, self.candidate.waiting = len(self.tickets), len(self.waiting)
         if self.waiting:
-            self.head_s = next(iter(self.waiting.values())).miss_s
+            self.ends_at = self.head_at + self.waiting_s
+            self.rest_s = max(0.0, self.waiting_s - next(iter(self.waiting.values())).miss_s)
         else:
-            self.waiting_s = 0.0  # a sum of what came and went isn't exactly nothing
+            self.waiting_s = self.rest_s = 0.0  # a sum of what came and went isn't exactly nothing
+            self.ends_at = -inf
 
 
 class Router:
@@ -263,9 +271,10 @@ class Router:
         guessed: list[_Lane] = []
         for number in allowed:
             lane = lanes.get(number) or self._lane(number)
-            one, waiting = lane.candidate, lane.waiting
-            one.queue_s = lane.queue_s(now) if waiting or lane.reported_s else 0.0
-            one.in_flight, one.waiting = len(lane.tickets), len(waiting)
+            one, left_s = lane.candidate, lane.ends_at - now
+            one.queue_s = left_s if left_s > lane.rest_s else lane.rest_s  # noqa: FURB136  for speed
+            if lane.reported_s:
+                one.queue_s = lane.queue_s(now)
             depth = depths(number, 0)
             here = found.get(depth)
             if here is None:
@@ -553,7 +562,7 @@ class Router:
     def _over(self, ticket: Ticket, now: float) -> None:
         lane = self._lanes.get(ticket.worker)
         if lane is not None:
-            lane.tickets.pop(ticket.number, None)
+            lane.over(ticket)
         self._policy.finished(ticket.placing, ticket.worker, now)
         if self._shadow is not None:
             self._shadow.finished(ticket.placing, ticket.worker, now)

@@ -55,7 +55,8 @@ from preheat.traces.arrival import Arrival, Trace
 
 WORKERS = 8
 OURS = "preheat"
-PRICED = "preheat_priced"
+PRICED, ALONE = "preheat_priced", "preheat_alone"
+"""Ours with the learned price of memory, which it leaves out; and without copies of hot prefixes."""
 BY_HAND = (2.0, 4.0, 8.0)
 CELLS = tuple(
     Cell(kind, tokens, load)
@@ -86,7 +87,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--agent-seeds", type=int, default=3, help="of the agents (3)")
     parser.add_argument("--hours", type=float, default=30.0, help="of the agents' calendar (30)")
     parser.add_argument(
-        "--rules", help=f"a comma list, instead of all; {PRICED} is run only where it is named"
+        "--rules",
+        help=f"a comma list, instead of all; {PRICED} and {ALONE} only where they are named",
     )
 
 
@@ -96,7 +98,9 @@ def tools() -> dict[str, list[str]]:
 
 def run(options: argparse.Namespace, progress: Progress) -> Result:
     wanted = (
-        options.rules.split(",") if options.rules else [one for one in rules() if one != PRICED]
+        options.rules.split(",")
+        if options.rules
+        else [one for one in rules() if one not in {PRICED, ALONE}]
     )
     unknown = set(wanted) - set(rules())
     if unknown:
@@ -162,10 +166,11 @@ def all_figures(cells: Mapping[Cell, ByRule]) -> dict[str, float]:
 
 
 def rules() -> dict[str, Callable[[], RoutingPolicy]]:
-    """All of the table, the plain rule with factors that a hand set, and ours with the learned price
-    of memory, which it leaves out."""
+    """All of the table, the plain rule with factors that a hand set, and ours with and without options."""
     by_hand = {f"cost_{factor:g}": partial(POLICIES["cost"], factor=factor) for factor in BY_HAND}
-    return {**POLICIES, **by_hand, PRICED: partial(POLICIES[OURS], priced=True)}
+    ours = POLICIES[OURS]
+    optional = {PRICED: partial(ours, priced=True), ALONE: partial(ours, copies=False)}
+    return {**POLICIES, **by_hand, **optional}
 
 
 def spec_of(cell: Cell, trace: Trace) -> FleetSpec:

@@ -25,11 +25,11 @@ class Copies:
     The copy's own J: it is worth its further uses there, times the seconds of queue that each saves, less
     what it pushes out. Neither is foretold. Each request says how much sooner it could have begun, had
     the least busy worker without its prefix had it: a use of the copy that isn't there, and what it
-    would have saved. It could have been there only if it had been begun when the first one waited: so a burst
-    of a new prefix, which waits for its first computing, wants no second one. The sum, forgotten over `memory_s`, is what as much time again is expected to bring.
-    A copy is made where that is more than it costs to be computed there, so for want of it nobody waits
-    longer, all in all, than about as long as that: the rule of ski rental (Karlin, Manasse, Rudolph and
-    Sleator, Algorithmica 1988).
+    would have saved. It could have been there only if it had been begun when the first one waited: so a
+    burst of a new prefix, which waits for its first computing, wants no second one. The sum, forgotten
+    over `memory_s`, is what as much time again is expected to bring. A copy is made where that is more
+    than it costs to be computed there, so for want of it all together wait about as long as that, and
+    no longer: the rule of ski rental (Karlin, Manasse, Rudolph and Sleator, Algorithmica 1988).
 
     A prefix is a beginning of a prompt, looked at in lengths of 1, 2, 4, … blocks and as much as the
     fullest worker has of it, so nobody has to know where prompts part. Only what would have saved

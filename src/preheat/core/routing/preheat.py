@@ -37,6 +37,11 @@ class Preheat:
     with load and with how long the others would wait. Before much was seen k is thought to be `prior` pairs in
     twice as many mean waits: else the first burst of one prefix would compute it everywhere.
 
+    *A hot prefix.* A miss now is a hit of many later. Whoever shares a prefix can't go to any worker, so
+    what a second copy costs the others is far less than above, and without more they would queue where
+    the first is, whatever stands idle beside. With `copies` a worker that lacks it costs less by what a copy is
+    worth there (`core.copies`). `benchmarks hot_prefixes` has what that brings.
+
     *The memory.* With `priced`, the blocks that must be kept, at the candidate's price of a block's
     place. Off, as it earned nothing: on the data below, 8 workers of 1 M tokens, loads 0.8 and 0.95, 8
     seeds, the price that `core.ghosts` learns changed the mean TTFT by -1.2 to +0.0 % and the hits
@@ -56,7 +61,7 @@ class Preheat:
         excess: float = 1.0,
         prior: float = 1.0,
         priced: bool = False,
-        copies: bool = False,
+        copies: bool = True,
     ) -> None:
         self._memory_s = memory_s
         self._excess = excess

@@ -10,6 +10,11 @@ from hypothesis import strategies as st
 from preheat.core.pauses import Pauses
 
 
+def near(pause_s: float) -> object:
+    """Within a bin, a quarter of an octave."""
+    return pytest.approx(pause_s, rel=0.25)
+
+
 def returned(pauses: Pauses, kind: str, *lasted_s: float, first: int = 0) -> None:
     """Sessions that pause once each."""
     for number, pause_s in enumerate(lasted_s, first):
@@ -29,13 +34,14 @@ def test_before_anything_returned_nothing_is_usual() -> None:
 
 def test_kinds_are_told_apart_as_far_as_they_are_known() -> None:
     pauses = Pauses()
-    returned(pauses, "tool-call", *[4.0] * 100)
-    assert pauses.usual_s("tool-call") == pytest.approx(4.0)
-    assert pauses.usual_s("") == pytest.approx(4.0)  # nothing is known of it: as all
-    returned(pauses, "", *[400.0] * 100, first=100)
-    assert 4.0 < pauses.usual_s("tool-call") < 12.0  # leans a little on the others
-    assert 150.0 < pauses.usual_s("") < 400.0
-    assert pauses.usual_s("open") == pytest.approx(40.0)
+    returned(pauses, "tool-call", *[4.1] * 100)
+    assert pauses.usual_s("tool-call") == near(4.1)
+    assert pauses.usual_s("") == near(4.1)  # nothing is known of it: as all
+    returned(pauses, "", *[410.0] * 5, first=100)
+    assert pauses.usual_s("") == near(4.1)  # too few
+    returned(pauses, "", *[410.0] * 95, first=105)
+    assert pauses.usual_s("tool-call") == near(4.1)
+    assert pauses.usual_s("") == near(410.0)
 
 
 def test_only_what_differs_from_all_others_makes_a_difference() -> None:
@@ -45,7 +51,7 @@ def test_only_what_differs_from_all_others_makes_a_difference() -> None:
     returned(pauses, "tool-call", *[2.0] * 50)
     returned(pauses, "", *[200.0] * 50, first=50)
     assert pauses.ended((70,), "", 0.0) > 20.0
-    assert pauses.ended((71,), "tool-call", 0.0) < -5.0
+    assert pauses.ended((71,), "tool-call", 0.0) < 0.0
 
 
 def test_a_return_ends_one_pause_once() -> None:
@@ -53,7 +59,7 @@ def test_a_return_ends_one_pause_once() -> None:
     pauses.ended((1, 2), "", 0.0)
     pauses.came((1, 2, 3), 10.0)
     pauses.came((1, 2, 4), 1_000.0)
-    assert pauses.usual_s("") == pytest.approx(10.0)
+    assert pauses.usual_s("") == near(10.0)
 
 
 def test_a_prompt_that_is_asked_again_counts_from_its_last_answer() -> None:
@@ -61,7 +67,7 @@ def test_a_prompt_that_is_asked_again_counts_from_its_last_answer() -> None:
     pauses.ended((1,), "tool-call", 0.0)
     pauses.ended((1,), "", 90.0)
     pauses.came((1,), 100.0)
-    assert pauses.usual_s("") == pytest.approx(10.0)
+    assert pauses.usual_s("") == near(10.0)
 
 
 def test_the_oldest_of_too_many_is_forgotten() -> None:
@@ -71,22 +77,23 @@ def test_the_oldest_of_too_many_is_forgotten() -> None:
     pauses.came((0,), 8.0)
     assert pauses.usual_s("") == 0.0
     pauses.came((1,), 8.0)
-    assert pauses.usual_s("") == pytest.approx(8.0)
+    assert pauses.usual_s("") == near(8.0)
 
 
 @given(st.floats(0.5, 1e4), st.integers(0, 2**32))
 def test_the_scale_of_log_logistic_pauses_is_found(scale_s: float, seed: int) -> None:
-    """Drawn by inversion; within four standard errors of their mean logarithm."""
+    """Drawn by inversion; within five standard errors of the logarithm, and a bin."""
     chance = random.Random(seed)
-    shares = [chance.uniform(1e-3, 1.0 - 1e-3) for _ in range(400)]
+    shares = [chance.random() for _ in range(400)]
     pauses = Pauses()
     returned(pauses, "", *(scale_s * share / (1.0 - share) for share in shares))
-    error = 4.0 * math.pi / math.sqrt(3.0 * 400)
-    assert abs(math.log(pauses.usual_s("") / scale_s)) < error + 0.1  # tails cut at 0.1 s
+    error = 5.0 * 2.0 / math.sqrt(400)  # of a median: 1 / (2 f √n), and f is 1/4 there
+    assert abs(math.log(pauses.usual_s("") / scale_s)) < error + 0.2
 
 
 def test_newer_pauses_count_more() -> None:
     pauses = Pauses()
     returned(pauses, "", *[5.0] * 2_000)
+    assert pauses.usual_s("") == near(5.0)
     returned(pauses, "", *[50.0] * 1_000)
-    assert pauses.usual_s("") > 25.0
+    assert pauses.usual_s("") == near(50.0)

@@ -2,29 +2,32 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from math import exp, log
 from typing import Final
+
+from preheat.core.life_table import BINS, EDGES, age_bin
 
 _OPEN: Final = 4_096
 """Prompts whose return is waited for; the oldest is forgotten for a newer one."""
 _BACK_OFF: Final = 20.0
-"""Pauses of all kinds that a kind's mean leans on. Logarithms of log-logistic pauses spread by
-π/√3, so that of 20 their mean is known to 0.4: a factor of 1.5."""
-_LEAST_WEIGHT: Final = 0.002
-"""The last 500 pauses of a kind count."""
-_LEAST_S: Final = 0.1
+"""Pauses of all kinds that a kind leans on. Logarithms of log-logistic pauses spread by π/√3, so that
+of 20 their middle is known to 0.4: a factor of 1.5."""
+_MOST: Final = 1_000.0
+"""Pauses of a kind that are counted before all of them count half."""
 
 
-class _Mean:
-    """Of logarithms: a plain mean first, then one that forgets."""
+class _Lasted:
+    """How many pauses lasted how long, by `core.life_table`'s bins; newer ones count more."""
 
     def __init__(self) -> None:
         self.count = 0.0
-        self.log_s = 0.0
+        self.bins = [0.0] * BINS
 
-    def learn(self, log_s: float) -> None:
+    def learn(self, pause_s: float) -> None:
+        self.bins[age_bin(pause_s)] += 1.0
         self.count += 1.0
-        self.log_s += (log_s - self.log_s) * max(_LEAST_WEIGHT, 1.0 / self.count)
+        if self.count > _MOST:
+            self.count /= 2.0
+            self.bins = [count / 2.0 for count in self.bins]
 
 
 class Pauses:
@@ -35,16 +38,17 @@ class Pauses:
     same whole prompt, so no session has to be named; one that nobody returns from isn't counted.
 
     Pauses are taken for log-logistic, with the chance s / (s + t) of not being over after t: heavy tails, as in
-    Weka's sessions of agents, where s, their geometric mean and median, is near 10 s behind a tool call and
-    50 s or more behind other answers. Then the hazard of a return after t is 1 / (s + t), and of several
-    idle slots the one with the largest s + t is the last to be missed: LRU (t alone), with a
-    handicap that doesn't change while the slot is idle. `core.value` has whole life tables instead; here they did
-    worse, since an order that changes with time has saved what wasn't taken after all.
+    Weka's sessions of agents, where s, the median, is 8 s behind a tool call and minutes behind other
+    answers. Then the hazard of a return after t is 1 / (s + t), and of several idle slots the one
+    with the largest s + t is the last to be missed: LRU (t alone), with a handicap that doesn't change while
+    the slot is idle. Whole life tables (`core.value`) did worse: their order changes with time, and what was
+    saved ahead then wasn't taken after all. So did geometric means instead of medians, on the first half of
+    `benchmarks signals`: repeats within a second count for too much there.
     """
 
     def __init__(self) -> None:
-        self._all = _Mean()
-        self._of: dict[str, _Mean] = {}
+        self._all = _Lasted()
+        self._of: dict[str, _Lasted] = {}
         self._open: OrderedDict[int, tuple[str, float]] = OrderedDict()  # by the last block
 
     def came(self, blocks: Sequence[int], now: float) -> None:
@@ -53,9 +57,8 @@ class Pauses:
             paused = self._open.pop(block, None)
             if paused is not None:
                 kind, since = paused
-                log_s = log(max(_LEAST_S, now - since))
-                self._all.learn(log_s)
-                self._of.setdefault(kind, _Mean()).learn(log_s)
+                self._all.learn(now - since)
+                self._of.setdefault(kind, _Lasted()).learn(now - since)
                 return
 
     def ended(self, blocks: Sequence[int], kind: str, now: float) -> float:
@@ -66,14 +69,27 @@ class Pauses:
             self._open.move_to_end(blocks[-1])
             if len(self._open) > _OPEN:
                 self._open.popitem(last=False)
-        return self.usual_s(kind) - exp(self._all.log_s) if self._all.count else 0.0
+        if len(self._of) < 2 and kind in self._of:
+            return 0.0
+        return self.usual_s(kind) - _median(self._all.bins)
 
     def usual_s(self, kind: str) -> float:
-        """The geometric mean of this kind's pauses."""
-        own = self._of.get(kind)
-        if not self._all.count:
-            return 0.0
+        """The median of this kind's pauses, 0 before any is known."""
+        own, every = self._of.get(kind), self._all
         if own is None:
-            return exp(self._all.log_s)
-        weighed = own.count * own.log_s + _BACK_OFF * self._all.log_s
-        return exp(weighed / (own.count + _BACK_OFF))
+            return _median(every.bins)
+        lean = _BACK_OFF / every.count
+        return _median(
+            [mine + lean * all_s for mine, all_s in zip(own.bins, every.bins, strict=True)]
+        )
+
+
+def _median(bins: Sequence[float]) -> float:
+    """Between the edges of the middle one's bin, in proportion; 0 of none."""
+    left = sum(bins) / 2.0
+    for place, count in enumerate(bins):
+        if count >= left > 0.0:
+            upper = EDGES[place + 1] if place + 1 < BINS else 2.0 * EDGES[place]
+            return EDGES[place] + (upper - EDGES[place]) * left / count
+        left -= count
+    return 0.0

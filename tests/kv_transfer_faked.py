@@ -117,11 +117,12 @@ class KvServer:
         self._seen.append(asked["prompt"])
         cached = min(shared, tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
         said = self._said(asked, tokens, cached=cached)
+        if limit == 1 and self.mode != "at-end":
+            said["choices"][0]["finish_reason"] = "length"
         if params.get("do_remote_decode"):
             if params != _ASKED or limit != 1 or asked.get("stream"):
                 return 400, {"error": {"message": f"not as the proxy of vLLM asks: {asked}"}}
             if self.mode == "at-end":
-                said["choices"][0]["finish_reason"] = "stop"
                 return 200, said | {"kv_transfer_params": None}
             blocks = list(range(-(-tokens // BLOCK_TOKENS)))
             self._fabric.kept[self.name, request] = blocks
@@ -140,7 +141,7 @@ class KvServer:
         details = {"cached_tokens": cached}
         return {
             "by": self.name,
-            "choices": [{"index": 0, "text": "x", "finish_reason": "length"}],
+            "choices": [{"index": 0, "text": "x", "finish_reason": "stop"}],
             "usage": {
                 "prompt_tokens": tokens,
                 "completion_tokens": 1,

@@ -24,7 +24,6 @@ from preheat.core.ledger import Ledger, Price
 from preheat.core.stats import Counters
 from preheat.engines import ENGINES, Engine
 from preheat.engines.child import Address, settings_of, sha256_of
-from preheat.engines.gate import HotSource
 from preheat.engines.group import Care, Rules
 from preheat.engines.kv_hearing import Hearing, heard_at
 from preheat.engines.kv_link import LearnerLink
@@ -32,6 +31,7 @@ from preheat.engines.lmcache_fleet import LmcacheRules
 from preheat.engines.lmcache_tier import LmcacheTier
 from preheat.engines.salts import Salts
 from preheat.engines.slot_seats import SlotRules
+from preheat.engines.warmth import Warmth
 from preheat.engines.worker import OnEvent
 from preheat.errors import ConfigError
 from preheat.stores import STORES, Store
@@ -238,12 +238,12 @@ def engine(
     where: Where | None = None,
     secret: bytes = b"",
     learner: str = "",
-    hot: HotSource | None = None,
+    warmth: Warmth | None = None,
     *,
     has_tenants: bool = False,
 ) -> tuple[Engine, str]:
     """The engine, and what names the model behind it where that can be known. `secret` is the machine's,
-    `learner` the path of its socket, where there are several worker processes; `hot` tells what servers that
+    `learner` the path of its socket, where there are several worker processes; `warmth` tells what servers that
     come cold are given.
 
     `where` tells where an embedded engine answers that another process of ours has started.
@@ -286,7 +286,7 @@ def engine(
         shadow=None
         if settings.shadow.name == "off"
         else build(f"engines.{name}.shadow", settings.shadow, routing.POLICIES),
-        care=_care(settings, api_key, secret, hot, has_tenants=has_tenants)
+        care=_care(settings, api_key, secret, warmth, has_tenants=has_tenants)
         if settings.poll_s
         else None,
         hearing=_hearing(name, settings, names, link, on_event),
@@ -314,13 +314,13 @@ def _care(
     settings: EngineSettings,
     api_key: str,
     secret: bytes,
-    hot: HotSource | None,
+    warmth: Warmth | None,
     *,
     has_tenants: bool,
 ) -> Care:
     slots = SlotRules(settings.slot_folders, settings.slot_bytes, settings.slot_age_s, secret)
     salts = Salts(secret) if has_tenants and settings.salts == "tenant" else None
-    return Care(settings.dialect, api_key, settings.poll_s, slots, settings.gate_s, hot, salts)
+    return Care(settings.dialect, api_key, settings.poll_s, slots, settings.gate_s, warmth, salts)
 
 
 def _hearing(

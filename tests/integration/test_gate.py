@@ -10,15 +10,17 @@ import msgspec
 import pytest
 
 from gated_engine import Server
+from preheat.core.blocks import block_ends, prefix_of
 from preheat.core.breaker import Breaker
 from preheat.core.routing import POLICIES
 from preheat.core.types import Usage
 from preheat.engines.dialects.calls import Prompt
 from preheat.engines.dialects.readings import Capacity
-from preheat.engines.gate import Hot, fitting
+from preheat.engines.gate import fitting
 from preheat.engines.group import Care, Rules
 from preheat.engines.openai import OpenAi
 from preheat.engines.salts import Salts
+from preheat.engines.warmth import Hot, Warmed, Warmth
 from preheat.errors import EngineError
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
@@ -30,18 +32,28 @@ SYSTEM = [
 
 
 def hot(system: dict[str, str]) -> Hot:
-    return Hot(prompt=Prompt(model="m", messages=[system]), tenant="", text_bytes=1_500)
+    return Hot(prompt=Prompt(model="m", messages=[system]), text_bytes=1_500)
 
 
 class Fleet:
     """Servers behind one group of ours, and what it tells."""
 
-    def __init__(self, servers: list[Server], *, routing: str = "round_robin", **care: Any) -> None:
+    def __init__(
+        self,
+        servers: list[Server],
+        *,
+        routing: str = "round_robin",
+        hots: list[Hot] | None = None,
+        **care: Any,
+    ) -> None:
         self.servers = servers
         self.events: list[tuple[str, dict[str, object]]] = []
+        self.booked: list[tuple[str, Warmed]] = []
 
         async def source() -> list[Hot]:
-            return [hot(one) for one in SYSTEM]
+            return hots or [hot(one) for one in SYSTEM]
+
+        warmth = Warmth(source, lambda _, why, outcome: self.booked.append((why, outcome)))
 
         self.group = OpenAi(
             "gpu",
@@ -49,7 +61,7 @@ class Fleet:
             routing=POLICIES[routing](),
             breaker=Breaker(1, 0.05),
             rules=Rules(health_s=0.05),
-            care=Care("auto", "", 0.05, **{"gate_s": 20.0, "hot": source, **care}),
+            care=Care("auto", "", 0.05, **{"gate_s": 20.0, "warmth": warmth, **care}),
             on_event=lambda event, fields: self.events.append((event, fields)),
         )
 
@@ -133,6 +145,8 @@ async def test_who_was_started_again_gets_no_request_before_what_is_hot() -> Non
         readied = served.group.workers()[0].readied
         assert (readied.gates, readied.late, readied.warmed) == (1, 0, 2)
         assert readied.tokens == ready["tokens"] > 400
+        assert [(why, one.state) for why, one in served.booked] == 2 * [("gate", "done")]
+        assert sum(one.computed_tokens for _, one in served.booked) == readied.tokens
         while not first.asked:
             await served.ask()
         assert next(cached for kind, _, cached in first.log if kind == "ask") > 150
@@ -334,11 +348,8 @@ async def test_nothing_goes_unsalted_to_one_that_cant_say_yet_what_it_is() -> No
 
 async def test_warm_ups_bear_their_tenants_salt() -> None:
     salts = Salts(b"secret")
-
-    async def source() -> list[Hot]:
-        return [msgspec.structs.replace(hot(SYSTEM[0]), tenant="a")]
-
-    async with fleet(hot=source, salts=salts) as served:
+    hots = [msgspec.structs.replace(hot(SYSTEM[0]), tenant="a")]
+    async with fleet(hots=hots, salts=salts) as served:
         first = served.servers[0]
         first.salts.clear()
         first.forget()
@@ -347,3 +358,25 @@ async def test_warm_ups_bear_their_tenants_salt() -> None:
         served.group.set_draining("gpu.1", is_draining=True)
         assert await served.cached_for("b") == 0
         assert await served.cached_for("a") > 150
+
+
+async def test_what_was_warmed_is_known_to_the_router_and_found_once() -> None:
+    messages = [SYSTEM[0], {"role": "user", "content": "q"}]
+    body = msgspec.json.encode({"model": "m", "messages": messages})
+    ends = block_ends(body, 1)
+    known = msgspec.structs.replace(hot(SYSTEM[0]), blocks=prefix_of(body, b"").blocks[: ends[0]])
+    async with fleet(hots=[known], routing="preheat") as served:
+        next(one for one in served.servers if one.asked).forget()
+        await until(lambda: served.told("upstream-ready"))
+        found = []
+        for _ in range(3):
+            answer = await served.group.send(b"POST", b"/chat/completions", [], body)
+            said = json.loads(await answer.read(1_000_000))["usage"]
+            cached = said["prompt_tokens_details"]["cached_tokens"]
+            placement = answer.placement
+            assert placement is not None
+            assert int(placement.reason.partition(b"overlap=")[2].partition(b",")[0]) > 100
+            placement.ended(Usage(said["prompt_tokens"], 1, cached, tells_cached=True))
+            found.append((placement.warmed.tokens, cached))
+        assert found[0][0] == min(found[0][1], served.booked[0][1].computed_tokens) > 150
+        assert [tokens for tokens, _ in found[1:]] == [0, 0]

@@ -13,6 +13,7 @@ from preheat.core.freshness import Freshness
 from preheat.core.ledger import NANO, PICO, Ledger, Price
 from preheat.core.stats import by_layer, rows
 from preheat.core.types import Forward, Hit, Join, Request, Usage
+from preheat.core.warmup.found import Found
 
 # A price per million tokens as it is published: a decimal number.
 published = st.decimals(0, 1_000, places=6).map(float)
@@ -51,6 +52,9 @@ def test_the_residual_is_zero_in_total_and_in_every_row(
     ledger = Ledger(prices)
     for tenant, model, word, usage, service_s in outcomes:
         book(ledger, tenant, model, word, usage, service_s)
+        found = Found(0 if usage is None else usage.cached_tokens // 2, service_s)
+        ledger.book_forward(tenant, model, word, usage, service_s, warmed=found)
+        ledger.book_warm(tenant, model, word, found.tokens, service_s)
     assert stats.total(dict(ledger.accounts())).residual == 0
     assert all(account.residual == 0 for _, account in rows(dict(ledger.accounts())))
     assert all(account.residual == 0 for account in by_layer(dict(ledger.accounts())).values())

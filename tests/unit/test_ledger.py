@@ -6,6 +6,7 @@ from core_parts import PRICES, USAGE
 from preheat.core import stats
 from preheat.core.ledger import NANO, Account, Ledger, Price
 from preheat.core.types import Usage
+from preheat.core.warmup.found import Found
 
 
 def test_a_price_per_million_is_a_whole_number_of_picodollars_a_token() -> None:
@@ -110,3 +111,32 @@ def test_accounts_add_up_field_by_field() -> None:
     one = Account(**dict.fromkeys(Account.__struct_fields__, 2))
     one.add(Account(**dict.fromkeys(Account.__struct_fields__, 3)))
     assert one == Account(**dict.fromkeys(Account.__struct_fields__, 5))
+
+
+def test_a_warm_up_is_spent_by_us_and_what_is_found_of_it_saved_by_us() -> None:
+    ledger, price = Ledger(PRICES), PRICES["m1"]
+    ledger.book_warm("t", "m1", "gate", 300, 0.5)
+    ledger.book_forward("t", "m1", "key-first-seen", USAGE, 1.5, warmed=Found(300, 0.5))
+    accounts = dict(ledger.accounts())
+    warm, forward = (
+        accounts["t", "m1", layer, reason]
+        for layer, reason in (("warm", "gate"), ("forward", "key-first-seen"))
+    )
+    assert (warm.requests, warm.input_tokens, warm.paid_ns) == (1, 300, NANO // 2)
+    assert warm.paid == warm.spent_by_us == 300 * price.input
+    assert warm.price_without_us == warm.saved_by_us == 0
+    assert (forward.cached_tokens, forward.warmed_tokens) == (400, 300)
+    assert forward.saved_by_us == 300 * (price.input - price.cached_input)
+    assert forward.saved_by_provider == 100 * (price.input - price.cached_input)
+    assert forward.saved_by_us_ns == NANO // 2
+    assert warm.residual == forward.residual == stats.total(accounts).residual == 0
+    assert stats.hit_ratios(accounts)["exact"].by_requests == 0.0
+
+
+def test_no_more_is_found_than_was_cached() -> None:
+    ledger = Ledger(PRICES)
+    ledger.book_forward("t", "m1", "expired", USAGE, 1.0, warmed=Found(10_000, 0.0))
+    ((_, account),) = ledger.accounts()
+    assert account.saved_by_us == PRICES["m1"].discount(USAGE)
+    assert account.saved_by_provider == 0
+    assert account.residual == 0

@@ -32,6 +32,7 @@ from preheat.core.types import (
     Request,
     Want,
 )
+from preheat.core.warmup.found import Found
 
 MAX_VARIANTS: Final = 64
 _MOST_TAGS: Final = 64
@@ -168,6 +169,7 @@ class Controller:
             outcome.usage,
             outcome.service_s,
             is_refresh=outcome.is_refresh,
+            warmed=Found(outcome.warmed_tokens, outcome.warmed_s),
         )
         if outcome.joined:
             share = self._ledger.share_of(request.ask.model, outcome.usage, outcome.service_s)

@@ -1,7 +1,8 @@
 """What was spent and saved, by layer, tenant and provenance; it balances to a residual of zero.
 
 Money is a whole number of picodollars and time a whole number of nanoseconds, so that sums are
-exact: paid + saved by us + saved by the provider = the price without us, to the last unit.
+exact: paid + saved by us + saved by the provider = the price without us + what we spent on warm-ups, to
+the last unit.
 (A "dollar" is whatever currency the operator's prices are in.)
 """
 
@@ -11,6 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 from preheat.core.types import Usage
+from preheat.core.warmup.found import NOTHING_FOUND, Found
 
 PICO: Final = 10**12
 NANO: Final = 10**9
@@ -18,7 +20,7 @@ _ACCOUNTS: Final = 4_096
 _NAME_CHARACTERS: Final = 128
 _OTHER: Final = "(other)"
 
-Layer = Literal["exact", "join", "forward", "refresh"]
+Layer = Literal["exact", "join", "forward", "refresh", "warm"]
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -55,7 +57,9 @@ class Account(msgspec.Struct, gc=False):
     """The sums of one (tenant, model, layer, reason).
 
     `unpriced` counts answers whose engine reported no usage: they are in no sum of money.
-    Seconds saved are the measured service seconds of the stored answer (`basis=measured`).
+    Seconds saved are the measured service seconds of the stored answer, or of the warm-up
+    (`basis=measured`). `spent_by_us` is what of `paid` our own warm-ups cost, `warmed_tokens` what of
+    `cached_tokens` they had put there for whoever came first.
     """
 
     requests: int = 0
@@ -63,7 +67,9 @@ class Account(msgspec.Struct, gc=False):
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    warmed_tokens: int = 0
     paid: int = 0
+    spent_by_us: int = 0
     saved_by_us: int = 0
     saved_by_provider: int = 0
     price_without_us: int = 0
@@ -73,7 +79,8 @@ class Account(msgspec.Struct, gc=False):
     @property
     def residual(self) -> int:
         """What the books can't explain; always 0."""
-        return self.price_without_us - self.paid - self.saved_by_us - self.saved_by_provider
+        without_us = self.price_without_us + self.spent_by_us
+        return without_us - self.paid - self.saved_by_us - self.saved_by_provider
 
     def save(self, share: "Share", times: int = 1) -> None:
         """An answer was had without an engine."""
@@ -137,8 +144,10 @@ class Ledger:
         service_s: float,
         *,
         is_refresh: bool = False,
+        warmed: Found = NOTHING_FOUND,
     ) -> None:
-        """An engine computed an answer, for a client or to refresh one that was told already."""
+        """An engine computed an answer, for a client or to refresh one that was told already. What of its
+        prompt it had because of us (`warmed`) is saved by us."""
         account = self.account(tenant, model, "refresh" if is_refresh else "forward", reason)
         account.requests += 1
         account.paid_ns += round(service_s * NANO)
@@ -147,9 +156,26 @@ class Ledger:
             return
         price = self.price(model)
         _count_tokens(account, usage)
+        ours = price.discount(Usage(usage.input_tokens, 0, min(warmed.tokens, usage.cached_tokens)))
+        account.warmed_tokens += warmed.tokens
         account.paid += price.net(usage)
-        account.saved_by_provider += price.discount(usage)
+        account.saved_by_us += ours
+        account.saved_by_us_ns += round(warmed.took_s * NANO)
+        account.saved_by_provider += price.discount(usage) - ours
         account.price_without_us += price.gross(usage)
+
+    def book_warm(
+        self, tenant: str, model: str, reason: str, computed_tokens: int, took_s: float
+    ) -> None:
+        """An engine computed so many tokens of a prefix because we wanted it warm: without us nobody
+        would have asked."""
+        account = self.account(tenant, model, "warm", reason)
+        account.requests += 1
+        account.input_tokens += computed_tokens
+        account.paid_ns += round(took_s * NANO)
+        spent = self.price(model).net(Usage(computed_tokens, 0))
+        account.paid += spent
+        account.spent_by_us += spent
 
     def share_of(self, model: str, usage: Usage | None, service_s: float) -> Share:
         """What one more use of an answer saves.

@@ -18,6 +18,7 @@ from preheat.core.slot_ways import Prospect, quickest
 from preheat.core.slots import SlotResidency
 from preheat.core.told import Change, ToldResidency
 from preheat.core.types import Usage
+from preheat.core.warmup.found import WarmedPrefixes
 
 _SESSIONS: Final = 65_536
 _MODELS: Final = 4_096
@@ -198,6 +199,7 @@ class Router:
 
     def __init__(self, policy: RoutingPolicy, *, shadow: RoutingPolicy | None = None) -> None:
         self.index = PrefixIndex()
+        self.warmed = WarmedPrefixes()
         self._policy = self._ramp = Ramp(policy)
         self._shadow = None if shadow is None else Shadow(shadow)
         self._goes_by_seconds = shadow is None and isinstance(policy, Preheat)
@@ -420,6 +422,7 @@ class Router:
 
     def cleared(self, worker: int) -> None:
         """Its cache is empty: it was restarted, or reset."""
+        self.warmed.cleared(worker)
         self.index.cleared(worker)
         self._ghost.cleared(worker)
 
@@ -428,6 +431,7 @@ class Router:
         self.index.left(worker)
         self._ghost.left(worker)
         self._ramp.left(worker)
+        self.warmed.cleared(worker)
         self._lanes.pop(worker, None)
 
     def _lane(self, number: int) -> _Lane:

@@ -41,6 +41,8 @@ TOTALS: Final = (
     *("log_dropped", "rows_dropped", "trunks_dropped"),
 )
 _STATES: Final = ("_up", "_ready")
+_NOBODYS: Final = frozenset({"refresh", "warm"})
+"""Layers whose answers no client got."""
 WORDS: Final = ("refused", "engine_errors", "dropped", "l2", "stale")
 
 
@@ -227,9 +229,9 @@ def hit_ratios(accounts: Accounts) -> dict[str, HitRatio]:
     """Request- and token-weighted hit ratio of each layer that spares an engine the work.
 
     The denominator holds every answer given to a cacheable path, whatever the reason why it was
-    forwarded; refreshes, refused requests and passed-through paths aren't in it.
+    forwarded; refreshes, warm-ups, refused requests and passed-through paths aren't in it.
     """
-    whole = total({name: one for name, one in accounts.items() if name[2] != "refresh"})
+    whole = total({name: one for name, one in accounts.items() if name[2] not in _NOBODYS})
     layers = {"exact": Account(), "join": Account()}
     for (_, _, layer, _), account in accounts.items():
         if layer in layers:

@@ -135,7 +135,8 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     engine's, and other than 200 only where an error may be kept.
 
     `asked_at` is when the call began, `epoch` what was invalidated by then: a later invalidation
-    forbids keeping it. `is_refresh`: nobody waited for it. `service_s` is measured from there to the last byte. `joined` are the
+    forbids keeping it. `warmed_tokens` of its prompt were cached because we had warmed them, in `warmed_s`.
+    `is_refresh`: nobody waited for it. `service_s` is measured from there to the last byte. `joined` are the
     followers it served.
     """
 
@@ -150,6 +151,8 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     epoch: Epoch = Epoch()
     status: int = 200
     is_refresh: bool = False
+    warmed_tokens: int = 0
+    warmed_s: float = 0.0
 
 
 class Traits(msgspec.Struct, frozen=True, gc=False):

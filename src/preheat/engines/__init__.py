@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from preheat.core.slot_desk import Freed
 from preheat.core.types import SessionState
+from preheat.engines.warmth import Hot, Proven, Warmed
 from preheat.engines.worker import WorkerState
 from preheat.transport.client import Response
 
@@ -41,6 +42,13 @@ class Engine(Protocol):
 
     async def over(self, tenant: str, session: str) -> Freed:
         """That session won't come back: what is kept for it goes first."""
+
+    async def warm(self, hot: Hot, workers: Sequence[str], within_s: float) -> list[Warmed]:
+        """Have a prefix warm at these servers of it (none: at all that are well), in idle moments. Raises
+        EngineError where there is none."""
+
+    async def prove(self, hot: Hot, workers: Sequence[str], within_s: float) -> list[Proven]:
+        """Whether it is, likewise."""
 
     @property
     def is_ready(self) -> bool:

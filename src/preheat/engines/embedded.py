@@ -6,6 +6,7 @@ from preheat.core.slot_desk import Freed
 from preheat.core.types import SessionState
 from preheat.engines.child import Address, ChildSettings, EngineChild
 from preheat.engines.openai import OpenAi
+from preheat.engines.warmth import Hot, Proven, Warmed
 from preheat.engines.worker import WorkerState
 from preheat.errors import EngineError
 from preheat.transport.client import Response, Timeouts
@@ -71,6 +72,14 @@ class Embedded:
     async def over(self, tenant: str, session: str) -> Freed:  # noqa: ARG002  all alike
         """It keeps nothing for anybody."""
         return Freed()
+
+    async def warm(self, hot: Hot, workers: Sequence[str], within_s: float) -> list[Warmed]:
+        """Have it warm there, in idle moments."""
+        return await (await self._current()).warm(hot, workers, within_s)
+
+    async def prove(self, hot: Hot, workers: Sequence[str], within_s: float) -> list[Proven]:
+        """Whether it is."""
+        return await (await self._current()).prove(hot, workers, within_s)
 
     @property
     def is_ready(self) -> bool:

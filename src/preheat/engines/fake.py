@@ -44,6 +44,7 @@ from preheat.core.types import SessionState
 from preheat.engines.fake_flaws import Flaws
 from preheat.engines.fake_kv import BlockLru
 from preheat.engines.openai import OpenAi
+from preheat.engines.warmth import Hot, Proven, Warmed
 from preheat.engines.worker import WorkerState
 from preheat.errors import EngineError
 from preheat.transport.client import Response
@@ -316,6 +317,14 @@ class Fake:
     async def over(self, tenant: str, session: str) -> Freed:  # noqa: ARG002  all alike
         """It keeps nothing for anybody."""
         return Freed()
+
+    async def warm(self, hot: Hot, workers: Sequence[str], within_s: float) -> list[Warmed]:
+        """Have it warm there."""
+        return [] if self._engine is None else await self._engine.warm(hot, workers, within_s)
+
+    async def prove(self, hot: Hot, workers: Sequence[str], within_s: float) -> list[Proven]:
+        """Whether it is."""
+        return [] if self._engine is None else await self._engine.prove(hot, workers, within_s)
 
     @property
     def is_ready(self) -> bool:

@@ -2,19 +2,18 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Final
 
 import msgspec
 
 from preheat.core.router import Router
-from preheat.core.warmup import Outcome
 from preheat.engines.attendant import Attendant
-from preheat.engines.dialects.calls import Prompt, get
+from preheat.engines.dialects.calls import get
 from preheat.engines.dialects.readings import Capacity
-from preheat.engines.salts import Salts
-from preheat.engines.warmers import Warmers
+from preheat.engines.warmers import Warmers, names_slots
+from preheat.engines.warmth import Hot, Warmth
 from preheat.engines.worker import OnEvent, Worker
 from preheat.errors import EngineError
 
@@ -29,20 +28,6 @@ _TOKEN_BYTES: Final = 4.0
 """Of English."""
 
 
-class Hot(msgspec.Struct, frozen=True, kw_only=True):
-    """A beginning that many share: as a server is asked for it, how long its text is, and by which ids the
-    router knows it."""
-
-    prompt: Prompt
-    tenant: str
-    text_bytes: int
-    blocks: Sequence[int] = ()
-
-
-HotSource = Callable[[], Awaitable[Sequence[Hot]]]
-"""What is hot now, the most valuable first."""
-
-
 class Gate:
     """Holds the servers of a group back, each for `gate_s` at most, while it readies them.
 
@@ -53,22 +38,18 @@ class Gate:
     def __init__(
         self,
         gate_s: float,
-        hot: HotSource | None,
-        salts: Salts | None,
+        warmth: Warmth | None,
         warmers: Warmers,
         router: Router,
         attendant_of: Callable[[Worker], Attendant | None],
         on_event: OnEvent,
-        on_outcome: Callable[[Worker, Hot, Outcome], None] = lambda _worker, _hot, _outcome: None,
     ) -> None:
         self._gate_s = gate_s
-        self._hot = hot
-        self._salts = salts
+        self._warmth = warmth
         self._warmers = warmers
         self._router = router
         self._attendant_of = attendant_of
         self._on_event = on_event
-        self._on_outcome = on_outcome
         self._held: dict[Worker, asyncio.Task[None]] = {}
 
     def hold(self, worker: Worker, why: str) -> None:
@@ -146,22 +127,13 @@ class Gate:
     async def _fill(self, worker: Worker, attendant: Attendant) -> None:
         if worker.restore is not None:
             worker.readied.restored += await worker.restore()
-        if self._hot is None or (worker.seats is not None and worker.seats.keeper is not None):
-            return  # slots that we name are filled by whoever names them
-        warmer = self._warmers.of(worker)
-        for hot in fitting(await self._hot(), attendant.known.capacity):
-            outcome = await warmer.warm(self._salted(hot, attendant))
-            self._on_outcome(worker, hot, outcome)
+        if self._warmth is None or names_slots(worker):
+            return
+        for hot in fitting(await self._warmth.hot(), attendant.known.capacity):
+            outcome = await self._warmers.warm(worker, hot, "gate")
             if outcome.state == "done":
                 worker.readied.warmed += 1
                 worker.readied.tokens += outcome.tokens
-                self._router.learned(worker.number, hot.blocks, (), monotonic())
-
-    def _salted(self, hot: Hot, attendant: Attendant) -> Prompt:
-        """As its tenant's requests are."""
-        if self._salts is None or attendant.dialect is None or not attendant.dialect.salt_field:
-            return hot.prompt
-        return msgspec.structs.replace(hot.prompt, salt=self._salts.of(hot.tenant))
 
 
 def fitting(hots: Sequence[Hot], capacity: Capacity | None) -> list[Hot]:

@@ -17,7 +17,7 @@ from preheat.core.slot_desk import Freed
 from preheat.core.types import SessionState
 from preheat.engines.attendant import Attendant
 from preheat.engines.followers import Followers
-from preheat.engines.gate import Gate, HotSource
+from preheat.engines.gate import Gate
 from preheat.engines.kv_hearing import Hearing
 from preheat.engines.kv_link import LearnerLink
 from preheat.engines.lmcache_tier import LmcacheTier, Lookup
@@ -26,6 +26,7 @@ from preheat.engines.roles import Handover, Role, Roles
 from preheat.engines.salts import Salts
 from preheat.engines.slot_seats import SlotFolders, SlotRules, SlotSeats
 from preheat.engines.warmers import Warmers
+from preheat.engines.warmth import Hot, Proven, Warmed, Warmth
 from preheat.engines.worker import (
     REFUSALS,
     UNASKED,
@@ -65,14 +66,14 @@ class Rules(msgspec.Struct, frozen=True):
 class Care(msgspec.Struct, frozen=True):
     """How each server of a group is looked after: the dialect that it speaks ("auto": it is asked),
     the key that opens it, how often it is asked how busy it is, and where its slots are saved. Who comes cold is
-    held back for `gate_s` at most, and given what is `hot`. `salts` set tenants apart in its cache."""
+    held back for `gate_s` at most, and given what is hot (`warmth`). `salts` set tenants apart in its cache."""
 
     dialect: str = "auto"
     api_key: str = ""
     poll_s: float = 5.0
     slots: SlotRules = SlotRules()
     gate_s: float = 0.0
-    hot: HotSource | None = None
+    warmth: Warmth | None = None
     salts: Salts | None = None
 
 
@@ -95,6 +96,7 @@ class Group:
         link: LearnerLink | None = None,
         lmcache: LmcacheTier | None = None,
         probe_headers: Headers = (),
+        api_key: str = "",
         on_event: OnEvent | None = None,
     ) -> None:
         self._name = name
@@ -111,13 +113,14 @@ class Group:
         self._salts = None if care is None else care.salts
         self._salt_field: str | None = None
         self._is_salt_known = False
-        self._warmers = Warmers(*("auto", "") if care is None else (care.dialect, care.api_key))
+        self._warmers = Warmers("auto", api_key, router)
+        if care is not None:
+            self._warmers = Warmers(care.dialect, care.api_key, router, care.salts, care.warmth)
         if router is not None and care is not None:
             attendants = self._attendants
             self._gate = Gate(
                 care.gate_s,
-                care.hot,
-                care.salts,
+                care.warmth,
                 self._warmers,
                 router,
                 lambda worker: attendants[worker][0] if worker in attendants else None,
@@ -206,6 +209,23 @@ class Group:
             *(one.over(tenant, session) for one in keepers if one is not None)
         )
         return Freed(sum(one.slots for one in freed), sum(one.file_bytes for one in freed))
+
+    async def warm(self, hot: Hot, workers: Sequence[str], within_s: float) -> list[Warmed]:
+        """Have it warm at these, or at all that are well, in idle moments."""
+        return await asyncio.gather(
+            *(self._warmers.warm_within(one, hot, within_s) for one in self._named(workers))
+        )
+
+    async def prove(self, hot: Hot, workers: Sequence[str], within_s: float) -> list[Proven]:
+        """Whether it is, at these or at all that are well."""
+        return await asyncio.gather(
+            *(self._warmers.prove_within(one, hot, within_s) for one in self._named(workers))
+        )
+
+    def _named(self, workers: Sequence[str]) -> list[Worker]:
+        if workers:
+            return [one for one in self._workers if one.name in workers]
+        return [one for one in self._workers if one.breaker.is_closed and not one.is_draining]
 
     def start(self) -> None:
         """Look after those that there are to choose from, from now on, and after slots with files."""

@@ -14,6 +14,7 @@ from preheat.engines.group import Care, Group, Rules
 from preheat.engines.kv_hearing import Hearing
 from preheat.engines.kv_link import LearnerLink
 from preheat.engines.lmcache_tier import LmcacheTier
+from preheat.engines.warmth import Hot, Proven, Warmed
 from preheat.engines.worker import HttpClient, OnEvent, WorkerState
 from preheat.errors import ConfigError
 from preheat.transport.client import Client, Response, Timeouts
@@ -63,6 +64,7 @@ class OpenAi:
             link=link,
             lmcache=lmcache,
             probe_headers=self._key,
+            api_key=api_key,
             on_event=on_event,
         )
         self._send = self._group.send
@@ -99,6 +101,14 @@ class OpenAi:
     async def over(self, tenant: str, session: str) -> Freed:
         """That session won't come back: what is kept for it goes first."""
         return await self._group.over(tenant, session)
+
+    async def warm(self, hot: Hot, workers: Sequence[str], within_s: float) -> list[Warmed]:
+        """Have it warm at these, or at all that are well, in idle moments."""
+        return await self._group.warm(hot, workers, within_s)
+
+    async def prove(self, hot: Hot, workers: Sequence[str], within_s: float) -> list[Proven]:
+        """Whether it is."""
+        return await self._group.prove(hot, workers, within_s)
 
     @property
     def is_ready(self) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 
 from preheat.core.router import Route, Router
 from preheat.core.types import SessionState, Usage
+from preheat.core.warmup.found import NOTHING_FOUND
 from preheat.engines.followers import Followers
 from preheat.engines.slot_keeper import OVER, Seated, SlotKeeper
 from preheat.engines.slot_leaders import Wanted
@@ -76,6 +77,7 @@ class Placement:
         self._keeper: SlotKeeper | None = None
         self._seated: Seated | None = None
         self._is_over = False
+        self.warmed = NOTHING_FOUND
 
     async def ready(
         self, keeper: SlotKeeper | None, path: bytes, body: bytes, limit_s: float
@@ -115,7 +117,12 @@ class Placement:
         """It was answered whole. An answer that `calls_tool` tells more of its session's pause than
         the client could before."""
         if not self._is_over:
-            self._router.ended(self.route.ticket, usage, time.monotonic())
+            ticket = self.route.ticket
+            if usage is not None and usage.tells_cached:
+                self.warmed = self._router.warmed.used(
+                    ticket.worker, ticket.ask.blocks, usage.cached_tokens
+                )
+            self._router.ended(ticket, usage, time.monotonic())
             # The last token that was said isn't computed on.
             has_told = usage is not None and usage.input_tokens > 0
             tokens = usage.input_tokens + usage.output_tokens - 1 if usage and has_told else None

@@ -1,31 +1,92 @@
 """Who warms each server of a group: one for all who want something warm there."""
 
+import asyncio
 from collections.abc import Sequence
+from time import monotonic
 from typing import Final
 
-from preheat.core.warmup import Pace
+import msgspec
+
+from preheat.core.router import Router
+from preheat.core.warmup import Outcome, Pace, Proof
 from preheat.engines.dialects import Dialect
+from preheat.engines.dialects.calls import Prompt
 from preheat.engines.direct import Direct
+from preheat.engines.prefixes import name_of
+from preheat.engines.salts import Salts
 from preheat.engines.warmer import Warmer
+from preheat.engines.warmth import Hot, Proven, Warmth
 from preheat.engines.worker import Worker
 from preheat.errors import EngineError
 
 _PACE: Final = Pace(slack_s=0.5, first_tokens=256)
-"""A server that is being readied has hardly a request to hold up."""
+"""Mostly for a server that is being readied: it has hardly a request to hold up."""
+_KEPT: Final = "its slots are named by requests and kept in files: they are filled from there"
 
 
 class Warmers:
     """Made when they are first wanted, on connections of their own, with the group's key. `dialect` is
     "auto" where each server is asked for its own."""
 
-    def __init__(self, dialect: str, api_key: str) -> None:
+    def __init__(
+        self,
+        dialect: str,
+        api_key: str,
+        router: Router | None = None,
+        salts: Salts | None = None,
+        warmth: Warmth | None = None,
+    ) -> None:
         self._dialect = dialect
         self._api_key = api_key
+        self._router = router
+        self._salts = salts
+        self._warmth = warmth
         self._made: dict[Worker, tuple[Direct, Warmer]] = {}
 
-    def of(self, worker: Worker) -> Warmer:
-        """That of this server."""
-        return self._of(worker)[1]
+    async def warm(self, worker: Worker, hot: Hot, why: str) -> Outcome:
+        """Have it computed there as its tenant's requests have it, in idle moments; booked, and known to the
+        router. Raises nothing but CancelledError."""
+        try:
+            prompt = await self._salted(worker, hot)
+        except EngineError as error:
+            return _failed(worker, hot, str(error))
+        if names_slots(worker):
+            return _failed(worker, hot, _KEPT)
+        outcome = await self._of(worker)[1].warm(prompt)
+        if self._warmth is not None and outcome.chunks:
+            self._warmth.book(hot, why, outcome)
+        if self._router is not None and outcome.state == "done":
+            number = worker.number
+            self._router.learned(number, hot.blocks, (), monotonic())
+            computed, took_s = outcome.computed_tokens, outcome.took_s
+            self._router.warmed.put(number, hot.blocks, computed, took_s)
+        return msgspec.structs.replace(outcome, worker=worker.name, tenant=hot.tenant)
+
+    async def prove(self, worker: Worker, hot: Hot) -> Proof:
+        """Whether it is warm there."""
+        try:
+            prompt = await self._salted(worker, hot)
+        except EngineError as error:
+            return Proof(verdict="unknown", why=str(error))
+        return await self._of(worker)[1].prove(prompt)
+
+    async def warm_within(self, worker: Worker, hot: Hot, within_s: float) -> Outcome:
+        """As `warm`, on somebody's wish; what isn't done in time is given up."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await self.warm(worker, hot, "admin")
+        except TimeoutError:
+            why = f"it wasn't done within {within_s:g} s"
+            return msgspec.structs.replace(_failed(worker, hot, why), state="busy")
+
+    async def prove_within(self, worker: Worker, hot: Hot, within_s: float) -> Proven:
+        """As `prove`, likewise."""
+        try:
+            async with asyncio.timeout(within_s):
+                proof = await self.prove(worker, hot)
+        except TimeoutError:
+            proof = Proof(verdict="unknown", why=f"it didn't say so within {within_s:g} s")
+        return Proven(worker.name, proof)
 
     def direct(self, worker: Worker) -> Direct:
         """What it asks the server through."""
@@ -52,9 +113,32 @@ class Warmers:
         for worker in tuple(self._made):
             await self.forget(worker)
 
+    async def _salted(self, worker: Worker, hot: Hot) -> Prompt:
+        if self._salts is None or not hot.tenant:
+            return hot.prompt
+        if (await self.direct(worker).known()).salt_field is None:
+            return hot.prompt
+        return msgspec.structs.replace(hot.prompt, salt=self._salts.of(hot.tenant))
+
     def _of(self, worker: Worker) -> tuple[Direct, Warmer]:
         made = self._made.get(worker)
         if made is None:
             direct = Direct(worker.url, api_key=self._api_key, dialect=self._dialect)
             made = self._made[worker] = direct, Warmer(direct, pace=_PACE)
         return made
+
+
+def names_slots(worker: Worker) -> bool:
+    """Whether its slots are filled by whoever names them."""
+    return worker.seats is not None and worker.seats.keeper is not None
+
+
+def _failed(worker: Worker, hot: Hot, why: str) -> Outcome:
+    return Outcome(
+        kind="prefix",
+        worker=worker.name,
+        object=name_of(hot.prompt),
+        state="failed",
+        why=why,
+        tenant=hot.tenant,
+    )

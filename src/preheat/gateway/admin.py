@@ -25,6 +25,7 @@ from preheat.gateway.intake import LOCAL_TENANT, SESSION
 from preheat.gateway.l2 import L2
 from preheat.gateway.openapi import document
 from preheat.gateway.upstreams import Upstreams
+from preheat.gateway.warm_routes import WarmRoutes
 from preheat.telemetry.logs import Log
 from preheat.telemetry.metrics import CONTENT_TYPE, render
 from preheat.wire.openai import error_body
@@ -99,6 +100,7 @@ class AdminApp:
             Route("/preheat/v1/sessions", self._end_session, methods=["POST"]),
             Route("/preheat/v1/openapi.json", self._openapi),
             Route("/preheat/v1/invalidate", self._invalidate, methods=["POST"]),
+            *WarmRoutes(settings, upstreams, log, self._guard).routes,
         ]
         self.app = Starlette(
             routes=self.routes,
@@ -363,7 +365,9 @@ def _sums(account: Account) -> dict[str, Any]:
         "input_tokens": account.input_tokens,
         "output_tokens": account.output_tokens,
         "cached_tokens": account.cached_tokens,
+        "warmed_tokens": account.warmed_tokens,
         "paid": account.paid,
+        "spent_by_us": account.spent_by_us,
         "saved_by_us": account.saved_by_us,
         "saved_by_provider": account.saved_by_provider,
         "price_without_us": account.price_without_us,
@@ -380,7 +384,7 @@ def _json(value: Any) -> Response:
 async def _http_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = "authentication_error" if error.status_code == 401 else "invalid_request_error"
-    if error.status_code == 503:
+    if error.status_code in {502, 503}:
         kind = "server_error"
     code = {
         401: "invalid-admin-key",
@@ -388,6 +392,8 @@ async def _http_error(_request: Request, error: Exception) -> Response:
         404: "not-found",
         405: "method-not-allowed",
         415: "unsupported-type",
+        429: "too-many-at-once",
+        502: "engine-unreachable",
         503: "store-unreachable",
     }.get(error.status_code, "invalid-body")
     message = error.detail

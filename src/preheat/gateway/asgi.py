@@ -19,6 +19,9 @@ App = Callable[
 ]
 
 _WITHIN_S: Final = 30.0
+_LONG_S: Final = 610.0
+_LONG: Final = frozenset({b"/preheat/v1/warm", b"/preheat/v1/verify"})
+"""They wait for idle moments, as long as the client says, up to ten minutes."""
 
 
 class AsgiDoor:
@@ -59,7 +62,7 @@ class AsgiDoor:
                 body.extend(message.get("body", b""))
 
         try:
-            async with asyncio.timeout(_WITHIN_S):
+            async with asyncio.timeout(_LONG_S if exchange.path in _LONG else _WITHIN_S):
                 await self._app(_scope(exchange), receive, send)
         except Exception as bug:  # noqa: BLE001  the edge of a request
             self._on_bug(bug)

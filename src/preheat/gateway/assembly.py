@@ -41,7 +41,7 @@ def assemble(
     parts = wiring.Parts(settings, log, clock)
     secret = host.secret or wiring.secret(settings)
     via = b"1.1 preheat-%b" % host.name.encode()
-    hot_sets = HotSets()
+    hot_sets = HotSets(parts.ledger)
     engines = engines_of(settings, log, host, secret, hot_sets.of)
     upstreams = Upstreams(table_of(settings, engines), via)
     keyring = wiring.keyring(settings, secret, upstreams.identity_of)

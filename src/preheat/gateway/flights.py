@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from preheat.core.types import Epoch, Key, Request, Usage
+from preheat.core.warmup.found import NOTHING_FOUND, Found
 from preheat.errors import EngineError
 from preheat.gateway import heads
 from preheat.gateway.buffer import Buffer, Piece
@@ -611,6 +612,11 @@ class Flight:
             calls_tool = self.answer is not None and openai.calls_tool(self.answer)
             self._placement.ended(self.usage, calls_tool=calls_tool)
         self._tower.on_answer(self)
+
+    @property
+    def warmed(self) -> Found:
+        """What of its prompt was cached because we had warmed it."""
+        return NOTHING_FOUND if self._placement is None else self._placement.warmed
 
     def _our_lines(self, listener: Listener) -> bytes:
         worker = self.worker

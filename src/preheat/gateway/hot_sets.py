@@ -5,8 +5,10 @@ from typing import Final
 
 import msgspec
 
+from preheat.core.ledger import Ledger
+from preheat.core.warmup import Outcome
 from preheat.engines.dialects.calls import Prompt
-from preheat.engines.gate import Hot, HotSource
+from preheat.engines.warmth import Hot, Warmth
 from preheat.gateway.sightings import Sightings
 from preheat.gateway.upstreams import Upstreams
 from preheat.stores.trunks import Trunk
@@ -16,9 +18,10 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 
 
 class HotSets:
-    """Made before there are engines, to be told of them and of the sightings."""
+    """Made before there are engines, to be told of them and of the sightings. Warm-ups are booked here."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         self._sightings: Sightings | None = None
         self._upstreams: Upstreams | None = None
 
@@ -26,7 +29,7 @@ class HotSets:
         """From now on something may be hot."""
         self._sightings, self._upstreams = sightings, upstreams
 
-    def of(self, engine: str) -> HotSource:
+    def of(self, engine: str) -> Warmth:
         """That engine's."""
 
         async def hot() -> Sequence[Hot]:
@@ -40,10 +43,20 @@ class HotSets:
                 if upstreams.engine_for(trunk.model).name == engine
             ]
 
-        return hot
+        return Warmth(hot, self._book)
+
+    def _book(self, hot: Hot, why: str, outcome: Outcome) -> None:
+        computed, took_s = outcome.computed_tokens, outcome.took_s
+        self._ledger.book_warm(hot.tenant, hot.model, why, computed, took_s)
 
 
 def _hot(trunk: Trunk, alias: str) -> Hot:
     prompt = Prompt(model=alias, messages=trunk.messages, tools=trunk.tools)
     text_bytes = len(_ENCODE(trunk.messages)) + (len(_ENCODE(trunk.tools)) if trunk.tools else 0)
-    return Hot(prompt=prompt, tenant=trunk.tenant, text_bytes=text_bytes, blocks=trunk.blocks)
+    return Hot(
+        prompt=prompt,
+        tenant=trunk.tenant,
+        model=trunk.model,
+        text_bytes=text_bytes,
+        blocks=trunk.blocks,
+    )

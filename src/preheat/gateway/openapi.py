@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from preheat import __version__
+from preheat.gateway.openapi_warming import ROUTES, SCHEMAS
 
 _TOKEN: Final = {"type": "string", "minLength": 1, "maxLength": 256}
 
@@ -31,6 +32,7 @@ def document() -> dict[str, Any]:
                 "Drained": _DRAINED,
                 "Ended": _ENDED,
                 "Freed": _FREED,
+                **SCHEMAS,
             },
         },
     }
@@ -271,7 +273,26 @@ def _admin() -> dict[str, Any]:
             }
         }
 
+    def warming(name: str, summary: str, answer: str) -> dict[str, Any]:
+        schema = {"$ref": "#/components/schemas/Prefix"}
+        return {
+            "post": {
+                "operationId": name,
+                "summary": summary,
+                "security": [{"admin": []}, {}],
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": schema}},
+                },
+                "responses": {
+                    "200": _json({"$ref": f"#/components/schemas/{answer}"}),
+                    **_errors(400, 401, 403, 404, 415, 429, 502),
+                },
+            }
+        }
+
     return {
+        **{path: warming(*route) for path, *route in ROUTES},
         "/preheat/v1/stats": get("stats", "Hit ratios, L1, L2, latencies, of the whole host"),
         "/preheat/v1/workers": {
             **get("workers", "The worker processes, and how each upstream is, of the whole host"),

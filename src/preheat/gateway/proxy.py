@@ -394,6 +394,8 @@ class Proxy:
             epoch=flight.epoch,
             status=flight.status,
             is_refresh=flight.source is not None,
+            warmed_tokens=flight.warmed.tokens,
+            warmed_s=flight.warmed.took_s,
         )
         self._settle(flight, self._controller.on_outcome(outcome, reason, self._clock()))
         if flight.source is not None and self._feed is not None:

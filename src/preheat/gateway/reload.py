@@ -10,8 +10,8 @@ from preheat import config, wiring
 from preheat.config import EngineSettings, Settings
 from preheat.core.keys import Keyring
 from preheat.engines import Engine
-from preheat.engines.gate import HotSource
 from preheat.engines.openai import OpenAi
+from preheat.engines.warmth import Warmth
 from preheat.errors import ConfigError
 from preheat.gateway.hosting import Host
 from preheat.gateway.intake import Intake
@@ -49,7 +49,7 @@ class Reload:
         host: Host,
         log: Log,
         secret: bytes,
-        hot_of: Callable[[str], HotSource],
+        warmth_of: Callable[[str], Warmth],
     ) -> None:
         self.settings = settings
         self._parts = parts
@@ -60,7 +60,7 @@ class Reload:
         self._host = host
         self._log = log
         self._secret = secret
-        self._hot_of = hot_of
+        self._warmth_of = warmth_of
         self._tasks: set[asyncio.Task[None]] = set()
 
     def prepare(self, settings: Settings) -> Prepared:
@@ -84,7 +84,7 @@ class Reload:
                     self._host.where(name),
                     self._secret,
                     self._host.learner,
-                    self._hot_of(name),
+                    self._warmth_of(name),
                     has_tenants=bool(settings.tenants),
                 )
         kept = {id(engine) for engine, _ in made.values()}

@@ -9,7 +9,7 @@ from preheat.config import Settings, upstreams_of
 from preheat.core.breakpoints import Breakpoints
 from preheat.engines import Engine
 from preheat.engines.dialects import DIALECTS
-from preheat.engines.gate import HotSource
+from preheat.engines.warmth import Warmth
 from preheat.gateway.hosting import Host
 from preheat.telemetry.logs import Log
 
@@ -40,7 +40,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def engines_of(
-    settings: Settings, log: Log, host: Host, secret: bytes, hot_of: Callable[[str], HotSource]
+    settings: Settings, log: Log, host: Host, secret: bytes, warmth_of: Callable[[str], Warmth]
 ) -> dict[str, tuple[Engine, str]]:
     """Every engine by its name, with what identifies its weights where that can be known."""
     return {
@@ -51,7 +51,7 @@ def engines_of(
             host.where(name),
             secret,
             host.learner,
-            hot_of(name),
+            warmth_of(name),
             has_tenants=bool(settings.tenants),
         )
         for name, engine in settings.engines.items()

@@ -15,7 +15,7 @@ from preheat.core.ledger import NANO, PICO
 from preheat.core.stats import LATENCY_BOUNDS_S, Snapshot, hit_ratios, rows, total
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-_ACCOUNTS: Final = ("paid", "saved_by_us", "saved_by_provider")
+_ACCOUNTS: Final = ("paid", "spent_by_us", "saved_by_us", "saved_by_provider")
 
 
 def render(counted: Snapshot) -> bytes:
@@ -55,6 +55,7 @@ class _Collector:
             tokens.add_metric([*name, "input"], account.input_tokens)
             tokens.add_metric([*name, "output"], account.output_tokens)
             tokens.add_metric([*name, "cached_input"], account.cached_tokens)
+            tokens.add_metric([*name, "warmed_input"], account.warmed_tokens)
         yield requests
         yield unpriced
         yield tokens

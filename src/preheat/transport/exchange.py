@@ -7,6 +7,7 @@ from typing import Protocol, Self
 import msgspec
 
 from preheat.core.types import Usage
+from preheat.core.warmup.found import Found
 from preheat.errors import EngineError
 
 
@@ -46,9 +47,10 @@ class Slots(Protocol):
 
 class Placed(Protocol):
     """Whoever chose a worker for a request, and learns from what comes of it. `reason` is why that
-    one, as a header's value."""
+    one, as a header's value. `warmed` is what it found, at its end, that a warm-up had put there."""
 
     reason: bytes
+    warmed: Found
 
     def began(self) -> None:
         """The answer's first event is there."""

@@ -51,11 +51,14 @@ class Copies:
         """What a copy of this request's prefix, or of a part of it, is worth at each of them, less what
         it pushes out; 0 where there is one. None where it is worth nothing anywhere. The request itself
         counts from the next one on."""
+        queues = [one.queue_s for one in candidates]
+        if max(queues) <= 0.0:
+            return None  # nobody waits
         held = [one.overlap_tokens for one in candidates]
         most, least = max(held), min(held)
         if most == least or not placing.block_tokens:
             return None
-        full, queues = candidates[held.index(most)], [one.queue_s for one in candidates]
+        full = candidates[held.index(most)]
         nodes = _nodes(placing, least, most)
         known = [self._saved.get(node) for node, _ in nodes]
         first_s = min([one.queue_s + one.load_s + one.miss_s for one in candidates])

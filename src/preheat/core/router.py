@@ -132,7 +132,7 @@ class _Lane:
         self.candidate = Candidate(number=number)
         self.slots: SlotResidency | None = None
         self.lead: Lead | None = None  # of the request that is being placed
-        self.guess_blocks = 0  # which that one may find in its slots, or may not
+        self.guess_blocks: float = 0  # which that one may find in its slots, or may not
         self.tickets: dict[int, Ticket] = {}
         self.waiting: dict[int, Ticket] = {}  # no first byte yet, oldest first
         self.waiting_s = 0.0
@@ -154,7 +154,7 @@ class _Lane:
 
     def has_now(self, blocks: Sequence[int]) -> bool:
         """Whether the guess about its slots is known to be right, at a glance."""
-        if self.slots is None or not self.slots.has_now(blocks, self.guess_blocks):
+        if self.slots is None or not self.slots.has_now(blocks, int(self.guess_blocks)):
             return False
         self.guess_blocks = 0
         return True
@@ -285,16 +285,16 @@ class Router:
             one.overlap_tokens, one.miss_s = here
             if lane.slots is not None:
                 lane.lead = None
-                lane.guess_blocks = int(depth) if ask.blocks else 0
-                if lane.guess_blocks:
+                lane.guess_blocks = depth
+                if depth:
                     guessed.append(lane)
             candidates.append(one)
-        if guessed:
+        if guessed and ask.blocks:
             self._foretell_all(guessed, ask, tokens, now)
         if ask.loadable or self._has_loadable:
             self._lay_below(ask.loadable or {}, candidates, tokens, service)
         chosen = candidates[self._policy.choose(placing, candidates, now)]
-        if guessed and lanes[chosen.number].guess_blocks:
+        if guessed and ask.blocks and lanes[chosen.number].guess_blocks:
             self._foretell(lanes[chosen.number], ask, tokens, now)
         if self._shadow is not None:
             self._compare(self._shadow, placing, candidates, chosen, now)
@@ -509,7 +509,7 @@ class Router:
     def _foretell_all(self, lanes: list[_Lane], ask: Ask, tokens: int, now: float) -> None:
         """Their candidates so far have all that is anywhere in their slots, the least that a request can
         cost there. For a rule that goes by seconds only those are looked at more closely that aren't
-        beaten even so by one that is sure; the beaten count as cold."""
+        beaten even so by one that is sure; of these who would be close counts as cold."""
         if self._ramp.is_on or not self._goes_by_seconds:
             for lane in lanes:
                 self._foretell(lane, ask, tokens, now)
@@ -521,11 +521,17 @@ class Router:
             if seconds <= near_s and lane.has_now(ask.blocks):
                 sure_s, sure_miss_s = seconds, lane.candidate.miss_s
         cold_s = (self._service[ask.model] or _UNKNOWN).prefill_s(tokens)
-        for lane, seconds in zip(lanes, least_s, strict=True):
+        most_s = _BEATEN * sure_s
+        for lane in [
+            lane
+            for lane, seconds in zip(lanes, least_s, strict=True)
+            if seconds <= most_s or lane.candidate.miss_s < sure_miss_s
+        ]:
             one = lane.candidate
-            if seconds >= sure_s and one.miss_s >= sure_miss_s:
-                if lane.guess_blocks:
-                    one.overlap_tokens, one.miss_s = 0, cold_s
+            if not lane.guess_blocks:
+                continue
+            if one.queue_s + one.miss_s >= sure_s and one.miss_s >= sure_miss_s:
+                one.overlap_tokens, one.miss_s = 0, cold_s
                 continue
             self._foretell(lane, ask, tokens, now)
             if one.queue_s + one.miss_s < sure_s:
@@ -536,7 +542,7 @@ class Router:
         computes it: into the lane's candidate and its `lead`. What runs is shared with nobody."""
         assert lane.slots is not None
         lane.lead, one = None, lane.candidate
-        most, lane.guess_blocks = lane.guess_blocks or None, 0
+        most, lane.guess_blocks = int(lane.guess_blocks) or None, 0
         usable = lane.slots.usable(ask.blocks, most)
         service = self._service[ask.model] or _UNKNOWN
         block_tokens = ask.block_bytes / (self._token_bytes[ask.model] or _TOKEN_BYTES)

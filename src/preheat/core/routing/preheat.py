@@ -112,15 +112,15 @@ class Preheat:
         square = backlog_s * backlog_s
         before = square * (0.5 + 0.25 * excess * (backlog_s / mean_s) ** 2)
         costs = []
-        known_s, others = -1.0, 0.0
+        known: dict[float, float] = {}  # those that hold the same, nearly all, add the same
         for one in candidates:
             adds_s = one.load_s + one.miss_s
             wait_s = one.queue_s + adds_s
-            if adds_s != known_s:  # those that hold nothing, nearly all, add the same
-                known_s = adds_s
+            others = known.get(adds_s)
+            if others is None:
                 after_s = backlog_s + adds_s / workers
                 after = after_s * after_s * (0.5 + 0.25 * excess * (after_s / mean_s) ** 2)
-                others = workers * rate * (after - before)
+                others = known[adds_s] = workers * rate * (after - before)
             costs.append(wait_s * (1.0 + excess * (wait_s / mean_s) ** 2) + others)
         if self._priced:
             for place, one in enumerate(candidates):

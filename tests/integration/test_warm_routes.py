@@ -116,6 +116,12 @@ async def test_a_prefix_is_warmed_where_it_is_wanted_verified_found_and_booked(
         assert forward["saved_by_us"] == 1_500_000 * forward["warmed_tokens"]
         ledger = await made.get("/preheat/v1/ledger")
         assert ledger["residual"] == 0
+        stats = await made.get("/preheat/v1/stats")
+        told = stats["warm_ups"]
+        assert (told["made"], told["computed_tokens"]) == (1, outcome["computed_tokens"])
+        assert told["found_tokens"] == forward["warmed_tokens"]
+        assert told["payback"] == pytest.approx(told["found_tokens"] / told["computed_tokens"])
+        assert stats["hit_ratio"]["exact"]["by_requests"] == 0
     assert '"event":"warm"' in made.gateway.stderr
 
 

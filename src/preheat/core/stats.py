@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from preheat.core.ledger import Account, AccountName, Ledger
+from preheat.core.ledger import NANO, Account, AccountName, Ledger
 
 LATENCY_BOUNDS_S: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
@@ -242,6 +242,35 @@ def hit_ratios(accounts: Accounts) -> dict[str, HitRatio]:
         )
         for layer, account in layers.items()
     }
+
+
+class WarmUps(msgspec.Struct, frozen=True):
+    """What warm-ups came to: the tokens and seconds that they took, and of those what requests found first.
+    `payback` is the seconds found by the seconds spent; 0 where none were."""
+
+    made: int
+    computed_tokens: int
+    computed_s: float
+    found_tokens: int
+    found_s: float
+    payback: float
+
+
+def warm_ups(accounts: Accounts) -> WarmUps:
+    """Over all tenants and models."""
+    layers = {"warm": Account(), "forward": Account()}
+    for (_, _, layer, _), account in accounts.items():
+        if layer in layers:
+            layers[layer].add(account)
+    spent, found = layers["warm"], layers["forward"]
+    return WarmUps(
+        spent.requests,
+        spent.input_tokens,
+        spent.paid_ns / NANO,
+        found.warmed_tokens,
+        found.saved_by_us_ns / NANO,
+        _share(found.saved_by_us_ns, spent.paid_ns),
+    )
 
 
 def by_layer(accounts: Accounts) -> dict[tuple[str, str], Account]:

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from preheat.config import Settings
 from preheat.core.ledger import NANO, Account
-from preheat.core.stats import by_layer, hit_ratios, rows, total
+from preheat.core.stats import by_layer, hit_ratios, rows, total, warm_ups
 from preheat.core.types import Invalidation, Key
 from preheat.errors import StoreError, UpstreamError
 from preheat.gateway.hosting import Host
@@ -130,6 +130,12 @@ class AdminApp:
                 "answers": {
                     f"{layer}/{reason}": account.requests
                     for (layer, reason), account in sorted(by_layer(counted.accounts).items())
+                    if layer != "warm"
+                },
+                "warm_ups": {
+                    **msgspec.structs.asdict(warm_ups(counted.accounts)),
+                    "trunks_messages": gauges.get("trunks_messages", 0),
+                    "trunks_bytes": gauges.get("trunks_bytes", 0),
                 },
                 "l1": {
                     "bytes": gauges["l1_bytes"],

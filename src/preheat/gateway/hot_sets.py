@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
-
 from preheat.core.ledger import Ledger
 from preheat.core.warmup import Outcome
 from preheat.engines.dialects.calls import Prompt
@@ -14,7 +12,6 @@ from preheat.gateway.upstreams import Upstreams
 from preheat.stores.trunks import Trunk
 
 _MOST: Final = 256
-_ENCODE: Final = msgspec.json.Encoder().encode
 
 
 class HotSets:
@@ -51,12 +48,10 @@ class HotSets:
 
 
 def _hot(trunk: Trunk, alias: str) -> Hot:
-    prompt = Prompt(model=alias, messages=trunk.messages, tools=trunk.tools)
-    text_bytes = len(_ENCODE(trunk.messages)) + (len(_ENCODE(trunk.tools)) if trunk.tools else 0)
     return Hot(
-        prompt=prompt,
+        prompt=Prompt(model=alias, messages=trunk.messages, tools=trunk.tools),
         tenant=trunk.tenant,
         model=trunk.model,
-        text_bytes=text_bytes,
+        text_bytes=trunk.text_bytes,
         blocks=trunk.blocks,
     )

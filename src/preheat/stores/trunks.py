@@ -40,6 +40,7 @@ class Trunk(msgspec.Struct, frozen=True, kw_only=True):
     sessions: int
     seen_at: float
     blocks: Sequence[int] = ()
+    text_bytes: int = 0
 
 
 class Trunks:
@@ -230,6 +231,7 @@ class Trunks:
             sessions=end.sessions,
             seen_at=end.seen_at,
             blocks=self._blocks.get(end.id, ()),
+            text_bytes=sum(map(len, texts)),
         )
 
 

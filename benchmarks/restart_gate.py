@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--blocks", type=int, default=3, help="of each arm (3)")
     parser.add_argument("--settle-s", type=float, default=30.0, help="before the first (30)")
     parser.add_argument("--apart-s", type=float, default=MINUTE_S, help="two restarts are (60)")
-    parser.add_argument("--load", type=float, default=0.5, help="of the warm pair's most (0.5)")
+    parser.add_argument("--load", type=float, default=0.3, help="of the warm pair's most (0.3)")
     parser.add_argument("--slots", type=int, default=4, help="of each server (4)")
     parser.add_argument("--slot-tokens", type=int, default=1_024, help="that a slot holds (1024)")
     parser.add_argument("--prefix-tokens", type=int, default=800, help="that a family shares (800)")

@@ -124,13 +124,13 @@ async def test_of_prefill_servers_the_one_that_holds_the_prefix_is_asked() -> No
         assert len(three["d"].asked) == 5
 
 
-@pytest.mark.parametrize("mode", ["die", "cut", "503", "400", "no-connector"])
+@pytest.mark.parametrize("mode", ["die", "cut", "503", "500", "no-connector"])
 @pytest.mark.asyncio
 async def test_where_the_first_step_fails_the_request_is_one_like_any_other(mode: str) -> None:
     async with world(*PAIR, ("a", "any"), modes=(mode, "fine", "fine")) as three:
         said = await three.ask()
-        if mode in {"400", "no-connector"}:  # all are well: the router's choice is open
-            assert said["status"] in {200, 400}
+        if mode in {"500", "no-connector"}:  # all are well: the router's choice is open
+            assert said["status"] in {200, 500}
         else:
             assert said["by"] in {"d", "a"}
         assert all("kv_transfer_params" not in one for one in three["d"].asked + three["a"].asked)
@@ -155,6 +155,19 @@ async def test_servers_without_a_connector_are_asked_for_two_steps_no_more() -> 
         for _ in range(8):
             assert (await pair.ask())["status"] == 200
         assert len([one for one in pair["p"].asked if "kv_transfer_params" in one]) == 3
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("mode", ["429", "400"])
+async def test_who_is_busy_or_is_asked_nonsense_is_fit_all_the_same(mode: str) -> None:
+    async with world(*PAIR, modes=(mode, "fine")) as pair:
+        for _ in range(5):
+            assert (await pair.ask())["status"] in {200, int(mode)}
+            pair.engine._group._workers[0].avoided_until = 0.0
+        assert {fields["kind"] for _, fields in pair.events} <= {"status-429"}
+        pair["p"].mode = "fine"
+        await pair.ask()
+        assert pair["d"].fetched == 1
 
 
 @pytest.mark.asyncio

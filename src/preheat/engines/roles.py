@@ -37,10 +37,13 @@ _MOST_BYTES: Final = 4_194_304
 _BUSY: Final = 429
 _FAILED: Final = 500
 """What vLLM says of a request whose KV couldn't be fetched, where it doesn't compute it then."""
+_CLIENTS: Final = frozenset({400, 413, 422})
+"""What is wrong with the client's own request: it is told so by whom it is asked next."""
+_UNFIT: Final = frozenset({"no-kv-transfer", "malformed", f"status-{_FAILED}"})
 _FAILURES: Final = 3
 _PAUSE_S: Final = 60.0
-"""After so many failures in a row prompts are computed where they are answered for so long: servers without a
-connector would compute each of them twice."""
+"""After so many of these in a row prompts are computed where they are answered for so long: servers without a
+connector would compute each of them twice. Who is down or busy is left alone for that anyway."""
 
 
 class _Body(msgspec.Struct):
@@ -156,7 +159,8 @@ class Roles:
 
     def failed(self, worker: Worker, kind: str) -> None:
         """A step didn't come off there."""
-        self._breaker.failed(time.monotonic())
+        if kind in _UNFIT:
+            self._breaker.failed(time.monotonic())
         self._on_event("handover-failed", {"worker": worker.name, "kind": kind})
 
     def _able(self, workers: Sequence[Worker], role: Role, now: float) -> list[Worker]:
@@ -209,12 +213,14 @@ def prefill_body(body: bytes) -> bytes | None:
 
 
 async def _read(response: Response) -> tuple[str, _Prefilled | None]:
-    """An answer that can be handed over, or what is wrong with it; nothing where it was at its end
-    after one token, so that its server kept nothing."""
+    """An answer that can be handed over, or what is wrong with it. Neither where nothing is: the answer was at
+    its end after one token, so that its server kept nothing, or the request is no good."""
     try:
         data = await response.read(_MOST_BYTES)
     finally:
         response.close()
+    if response.status in _CLIENTS:
+        return "", None
     if response.status != 200:
         return f"status-{response.status}", None
     try:

@@ -49,7 +49,7 @@ async def served(
         urls,
         routing=POLICIES["preheat"](),
         rules=Rules(health_s=0.05),
-        care=Care(poll_s=0.05, slots=rules),
+        care=Care(poll_s=0.05, slots=rules, gate_s=10.0),
         on_event=lambda name, fields: noted.append((name, fields)),
     )
     try:
@@ -116,6 +116,10 @@ def usage_of(response: Response, told: dict[str, Any], *, calls_tool: bool) -> U
     return made
 
 
+def told(events: list[tuple[str, dict[str, object]]], name: str, **fields: object) -> bool:
+    return any(one == name and fields.items() <= has.items() for one, has in events)
+
+
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -170,21 +174,16 @@ async def test_what_a_draining_server_holds_is_there_after_its_restart(
                 await ask(engine, session, text(session))
             assert engine.workers()[0].unsaved_slots >= 1
             engine.set_draining("many.0", is_draining=True)
-            await until(
-                lambda: any(
-                    fields.get("worker") == "many.0"
-                    for name, fields in events
-                    if name == "slots-saved"
-                )
-            )
+            await until(lambda: told(events, "slots-saved", worker="many.0"))
             assert engine.workers()[0].unsaved_slots == 0
         try:
             with bare_llama(weights, **order):
                 engine.set_draining("many.0", is_draining=False)
-                await until(lambda: ("upstream-restarted", {"worker": "many.0"}) in events)
+                await until(lambda: told(events, "upstream-ready", worker="many.0", restored=2))
                 for session in range(2):
                     again = await ask(engine, session, text(session) + " and on")
                     assert again.cached_tokens > 1_000
+                    assert engine.workers()[0].state == "well"
         finally:
             await started.__aexit__(None, None, None)
 

@@ -567,6 +567,7 @@ class Group:
         folder = self._folders.at(position)
         if folder is not None and self._care is not None and self._router is not None:
             worker.seats = SlotSeats(url, self._care.api_key, folder, self._folders)
+            worker.restore = worker.seats.refill
         return worker
 
     # what goes on beside the requests

@@ -74,7 +74,7 @@ class SlotSeats:
 
     async def open(self, slot_tokens: int) -> bool:
         """Make the keeper, which has slots of so many tokens together; a new one where the server has
-        another model since. Whether anything changed. Raises ConfigError, EngineError."""
+        another model or number of slots since. Whether anything changed. Raises ConfigError, EngineError."""
         if self._is_sure:
             return False
         self._slot_tokens = slot_tokens
@@ -82,8 +82,10 @@ class SlotSeats:
             self._direct = Direct(self._url, api_key=self._api_key, dialect="llamacpp")
         identity = await identity_of(self._direct)
         if self._tier is not None and self._tier.folder.identity == identity:
-            self._is_sure = True
-            return False
+            slots = await self._direct.slots()
+            if slots is not None and len(slots) == self._tier.slots:
+                self._is_sure = True
+                return False
         await self._close()
         folder = await asyncio.to_thread(self._folders.opened, self._path, identity)
         self._tier = tier = await slot_tier(self._direct, folder)
@@ -96,6 +98,10 @@ class SlotSeats:
         self._is_sure = False
         if self.keeper is not None:
             self.keeper.restarted()
+
+    async def refill(self) -> int:
+        """Load what was used last into its empty slots, after a restart; how many are filled."""
+        return 0 if self.keeper is None else await self.keeper.refill()
 
     @property
     def held_tokens(self) -> int:

@@ -290,7 +290,7 @@ class Router:
                     guessed.append(lane)
             candidates.append(one)
         if guessed and ask.blocks:
-            self._foretell_all(guessed, ask, tokens, now)
+            self._foretell_all(guessed, ask, tokens, found[0][1], now)
         if ask.loadable or self._has_loadable:
             self._lay_below(ask.loadable or {}, candidates, tokens, service)
         chosen = candidates[self._policy.choose(placing, candidates, now)]
@@ -506,7 +506,9 @@ class Router:
         if ticket.told_stay is not None:
             self.index.ended(ticket.told_stay, now, told)
 
-    def _foretell_all(self, lanes: list[_Lane], ask: Ask, tokens: int, now: float) -> None:
+    def _foretell_all(
+        self, lanes: list[_Lane], ask: Ask, tokens: int, cold_s: float, now: float
+    ) -> None:
         """Their candidates so far have all that is anywhere in their slots, the least that a request can
         cost there. For a rule that goes by seconds only those are looked at more closely that aren't
         beaten even so by one that is sure; of these who would be close counts as cold."""
@@ -520,7 +522,6 @@ class Router:
         for lane, seconds in zip(lanes, least_s, strict=True):
             if seconds <= near_s and lane.has_now(ask.blocks):
                 sure_s, sure_miss_s = seconds, lane.candidate.miss_s
-        cold_s = (self._service[ask.model] or _UNKNOWN).prefill_s(tokens)
         most_s = _BEATEN * sure_s
         for lane in [
             lane

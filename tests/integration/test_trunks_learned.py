@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness import Fake, Gateway, running
+from redis_server import RedisServer
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -111,3 +112,41 @@ def test_nothing_is_kept_where_that_is_off(fake: Fake, tmp_path: Path) -> None:
         for session in ("s1", "s2", "s3"):
             ask(served, session)
         assert "preheat_trunks_messages" not in served.get("/metrics").body.decode()
+
+
+def test_what_another_gateway_invalidates_while_this_one_is_away_is_erased_at_its_start(
+    fake: Fake, tmp_path: Path
+) -> None:
+    folders = [tmp_path / "here", tmp_path / "there"]
+    settings = '[exact]\nsecret_env = "SECRET"\n[trunks]\nkeep = "file"\n[l2]\nkind = "redis"\n'
+
+    def started(folder: Path) -> Gateway:
+        folder.mkdir(exist_ok=True)
+        environment = {"XDG_CACHE_HOME": str(folder), "SECRET": KEY}
+        toml = f'{settings}url = "{server.url}"\ntimeout_s = 0.5\n'
+        return Gateway(toml, upstream=fake.url, folder=folder, environment=environment)
+
+    with RedisServer() as server:
+        here = started(folders[0])
+        with running(here):
+            for session in ("s1", "s2", "s3"):
+                ask(here, session)
+            until(lambda: metric(here, "preheat_trunks_messages") == 1)
+        file = folders[0] / "preheat" / "trunks"
+        assert b"zq-shared-by-all" in file.read_bytes()
+        there = started(folders[1])
+        with running(there):
+            assert there.post("/preheat/v1/invalidate", {"tenant": "local"}).status == 200
+        assert b"zq-shared-by-all" in file.read_bytes()
+        again = started(folders[0])
+        with running(again):
+            until(lambda: b"zq-shared-by-all" not in file.read_bytes())
+            for session in ("s1", "s2", "s3"):
+                ask(again, session, SYSTEM + "once more")
+            until(lambda: metric(again, "preheat_trunks_messages") == 1)
+        later = started(folders[0])
+        with running(later):
+            time.sleep(0.6)
+            assert metric(later, "preheat_trunks_messages") == 1  # learned since
+        for served in (here, there, again, later):
+            assert '"event":"bug"' not in served.stderr

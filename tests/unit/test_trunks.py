@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from preheat.core.types import Invalidation, Key
+from preheat.core.types import Epoch, Invalidation, Key
 from preheat.errors import ConfigError, StoreError
+from preheat.stores import News
 from preheat.stores.sighting import Sighting
 from preheat.stores.trunk_file import TrunkFile
 from preheat.stores.trunks import LEAST_SESSIONS, Trunks
@@ -308,3 +309,35 @@ def test_a_trunk_tells_the_blocks_by_which_the_router_knows_it() -> None:
     assert (trunk.messages, trunk.blocks) == ([SYSTEM, EXAMPLE], [7, 8, 9])
     trunks.invalidate(Invalidation(tenant="t"))
     assert trunks.hot(0.0) == []
+
+
+def news(number: int, *voids: int, generation: str = "g", floor: int = 0) -> News:
+    """As a board tells it to who has just come: invalidations of tenants t1, t2, …"""
+    told = tuple((one, Invalidation(tenant=f"t{one}")) for one in voids)
+    return News(Epoch(generation, number), told, is_all=True, floor=floor)
+
+
+def test_what_was_invalidated_while_nobody_ran_is_erased_at_the_next_start(tmp_path: Path) -> None:
+    path = tmp_path / "trunks"
+    trunks = Trunks(file=TrunkFile(path))
+    assert trunks.catch_up(news(2, 1, 2)) == 0
+    for number in range(1, 5):
+        fill(trunks, SYSTEM, tenant=f"t{number}")
+    trunks.close()
+    again = Trunks(file=TrunkFile(path))
+    assert again.catch_up(news(4, 1, 2, 3, 4)) == 2  # it was learned after the first two
+    assert {one.tenant for one in again.hot(0.0)} == {"t1", "t2"}
+    assert {row.tenant for row in TrunkFile(path).read().rows} == {"t1", "t2"}
+    assert again.catch_up(news(4, 1, 2, 3, 4)) == 0
+
+
+@pytest.mark.parametrize("lost", [{"generation": "another"}, {"floor": 3}])
+def test_where_the_record_is_lost_all_goes(lost: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "trunks"
+    trunks = Trunks(file=TrunkFile(path))
+    trunks.catch_up(news(2))
+    fill(trunks, SYSTEM)
+    trunks.close()
+    again = Trunks(file=TrunkFile(path))
+    assert again.catch_up(news(5, **lost)) == 1
+    assert TrunkFile(path).read().rows == []

@@ -80,7 +80,7 @@ def assemble(
         proxy.sightings = Sightings(trunks, log, on_bug)
         hot_sets.begin(proxy.sightings, upstreams)
         if l2 is not None:
-            l2.on_news = proxy.sightings.invalidate
+            l2.on_news = proxy.sightings.catch_up
     gateway = Gateway(
         proxy,
         Relay(intake, upstreams, parts.counters, log, on_bug),

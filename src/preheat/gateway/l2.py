@@ -14,7 +14,7 @@ from preheat.core.controller import Controller
 from preheat.core.stats import Counters
 from preheat.core.types import Entry, Epoch, Invalidation, Key, Removed
 from preheat.errors import StoreError
-from preheat.stores import Size, Store
+from preheat.stores import News, Size, Store
 from preheat.telemetry.logs import Log
 from preheat.wire.entry import Codec
 
@@ -73,7 +73,7 @@ class L2:
         self._applied: set[int] = set()  # invalidations that we heard of before the board told us
         self._swept: tuple[int, list[Removed]] = (0, [])  # of the last that the board told us first
         # Who else has to forget what others have invalidated.
-        self.on_news: Callable[[Invalidation], Awaitable[object]] | None = None
+        self.on_news: Callable[[News], Awaitable[object]] | None = None
         self._leased: set[Key] = set()
         self._gathered: list[tuple[Entry, Key | None]] = []
         self._flushing: asyncio.TimerHandle | None = None
@@ -231,9 +231,8 @@ class L2:
             for removed in self._controller.sweep(what, dry_run=False):
                 swept.append(removed)
                 await asyncio.sleep(0)
-        if self.on_news is not None and not is_first:
-            for what in [Invalidation()] if news.is_all else [what for _, what in fresh]:
-                await self.on_news(what)
+        if self.on_news is not None:
+            await self.on_news(news)
 
     async def _open(self) -> None:
         try:

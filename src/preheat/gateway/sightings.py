@@ -14,6 +14,7 @@ import msgspec
 from preheat.core.blocks import block_ends, prefix_of
 from preheat.core.types import Invalidation, Request
 from preheat.errors import StoreError
+from preheat.stores import News
 from preheat.stores.sighting import MOST_MESSAGES, Sighting
 from preheat.stores.trunks import Trunk, Trunks
 from preheat.telemetry.logs import Log
@@ -89,10 +90,16 @@ class Sightings:
         """Erase what it covers, also on disk; how many messages that were."""
         self._queue.clear()
         self._queue_bytes = 0
-        gone = await self._in_thread(lambda: self._erase(what))
+        gone = await self._in_thread(partial(self._erased, partial(self._trunks.invalidate, what)))
         if gone:
             self._log.event("trunks-erased", messages=gone)
         return gone
+
+    async def catch_up(self, news: News) -> None:
+        """Erase what gateways on other machines have invalidated."""
+        gone = await self._in_thread(partial(self._erased, partial(self._trunks.catch_up, news)))
+        if gone:
+            self._log.event("trunks-erased", messages=gone)
 
     async def aclose(self) -> None:
         """Keep what is known, and end."""
@@ -135,17 +142,12 @@ class Sightings:
         self._saves_at = self._clock() + _SAVE_S
         self._stored(self._trunks.save)
 
-    def _erase(self, what: Invalidation) -> int:
-        gone = 0
-
-        def erase() -> None:
-            nonlocal gone
-            gone = self._trunks.invalidate(what)
-
+    def _erased(self, erase: Callable[[], int]) -> int:
+        before = len(self._trunks)
         self._stored(erase)
-        return gone
+        return before - len(self._trunks)
 
-    def _stored(self, work: Callable[[], None]) -> None:
+    def _stored(self, work: Callable[[], object]) -> None:
         try:
             work()
             self._why_failing = ""

@@ -7,7 +7,7 @@ random nonce of 192 bits, by libsodium through PyNaCl, the extra `encrypt`).
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
@@ -40,8 +40,17 @@ class Row(msgspec.Struct, array_like=True):
     heat: float = 0.0
 
 
+class Kept(msgspec.Struct, array_like=True):
+    """What is in the file: rows, parents first, and which invalidations are applied to them, as the count's
+    generation and number (`core.types.Epoch`)."""
+
+    rows: list[Row] = []
+    generation: str = ""
+    number: int = 0
+
+
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
-_ROWS: Final = msgspec.msgpack.Decoder(list[Row])
+_KEPT: Final = msgspec.msgpack.Decoder(Kept)
 
 
 class TrunkFile:
@@ -87,14 +96,13 @@ class TrunkFile:
             os.close(self._lock)
             self._lock = None
 
-    def read(self) -> list[Row]:
-        """What is in it, parents first; nothing where there is no file, or a damaged one, which is set
-        aside. Raises ConfigError for one that is sealed, without a secret, or that can't be opened."""
+    def read(self) -> Kept:
+        """What is in it; nothing where there is no file, or a damaged one, which is set aside. Raises ConfigError for one that is sealed, without a secret, or that can't be opened."""
         try:
             with self._path.open("rb") as file:
                 data = file.read(_MOST_BYTES + 1)
         except FileNotFoundError:
-            return []
+            return Kept()
         except OSError as error:
             raise ConfigError(f"{self._path}: {error.strerror}") from None
         if data.startswith(_SEALED) and self._box is None:
@@ -103,7 +111,7 @@ class TrunkFile:
                 "then learned anew)"
             )
         try:
-            return _ROWS.decode(self._opened(data))
+            return _KEPT.decode(self._opened(data))
         except _DamagedError as error:
             why = str(error)
         except (ValueError, RecursionError):
@@ -111,17 +119,17 @@ class TrunkFile:
         with contextlib.suppress(OSError):
             self._path.replace(self._aside)
         self._on_damage(why)
-        return []
+        return Kept()
 
-    def write(self, rows: Sequence[Row], *, erasing: bool = False) -> None:
-        """Put these in the place of what was there. Raises StoreError; where something is being
+    def write(self, kept: Kept, *, erasing: bool = False) -> None:
+        """Put this in the place of what was there. Raises StoreError; where something is being
         erased, the old file is removed first then."""
         draft = self._path.with_name(f"{self._path.name}.{os.getpid()}.draft")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
-                file.write(self._closed(_ENCODE(rows)))
+                file.write(self._closed(_ENCODE(kept)))
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(self._path)

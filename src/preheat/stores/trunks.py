@@ -12,9 +12,10 @@ from typing import Any, Final
 import msgspec
 
 from preheat.core.memo import Memo
-from preheat.core.types import Invalidation, Key
+from preheat.core.types import Epoch, Invalidation, Key
+from preheat.stores import News
 from preheat.stores.sighting import Sighting, pieces, session_of
-from preheat.stores.trunk_file import Row, TrunkFile
+from preheat.stores.trunk_file import Kept, Row, TrunkFile
 
 LEAST_SESSIONS: Final = 3
 _CANDIDATES: Final = 65_536
@@ -69,6 +70,7 @@ class Trunks:
         self._candidates: Memo[bytes, tuple[int, ...]] = Memo(_CANDIDATES)
         self._blocks: dict[bytes, Sequence[int]] = {}
         self._is_dirty = False
+        self._epoch = Epoch()
         if file is not None:
             file.take()
             self._read(file)
@@ -143,11 +145,27 @@ class Trunks:
             self.save(erasing=True)
         return gone
 
+    def catch_up(self, news: News) -> int:
+        """Erase what was invalidated elsewhere since this was learned, also while nobody ran here; how many
+        messages. Where that can't be known any more, all. Raises StoreError as `invalidate` does."""
+        known, void = self._epoch, [what for _, what in news.invalidations]
+        if known.generation:
+            void = [what for number, what in news.invalidations if number > known.number]
+            if known.generation != news.epoch.generation or known.number < news.floor:
+                void = [Invalidation()]
+        elif news.is_all:
+            void = []  # from before anything was learned
+        self._epoch = news.epoch
+        self._is_dirty |= bool(len(self))
+        return sum(self.invalidate(what) for what in void)
+
     def save(self, *, erasing: bool = False) -> None:
         """Write what has changed. Raises StoreError; what is being erased is then not in the file
         either."""
         if self._is_dirty and self._has_file() and self._file is not None:
-            self._file.write(list(self._rows()), erasing=erasing)
+            epoch = self._epoch
+            kept = Kept(list(self._rows()), epoch.generation, epoch.number)
+            self._file.write(kept, erasing=erasing)
             self._is_dirty = False
 
     def close(self) -> None:
@@ -171,7 +189,10 @@ class Trunks:
         return True
 
     def _read(self, file: TrunkFile) -> None:
-        for row in file.read():
+        kept = file.read()
+        if not self._epoch.generation:
+            self._epoch = Epoch(kept.generation, kept.number)
+        for row in kept.rows:
             rows = self._tenants.get(row.tenant, ())
             if row.id not in rows and (not row.parent or row.parent in rows):
                 self._add(row)

@@ -24,11 +24,11 @@ from preheat.core.ledger import Ledger, Price
 from preheat.core.stats import Counters
 from preheat.engines import ENGINES, Engine
 from preheat.engines.child import Address, settings_of, sha256_of
-from preheat.engines.group import Care, Rules
 from preheat.engines.kv_hearing import Hearing, heard_at
 from preheat.engines.kv_link import LearnerLink
 from preheat.engines.lmcache_fleet import LmcacheRules
 from preheat.engines.lmcache_tier import LmcacheTier
+from preheat.engines.rules import Care, Rules
 from preheat.engines.salts import Salts
 from preheat.engines.slot_seats import SlotRules
 from preheat.engines.warmth import Warmth

@@ -17,8 +17,8 @@ from preheat.core.types import Usage
 from preheat.engines.dialects.calls import Prompt
 from preheat.engines.dialects.readings import Capacity
 from preheat.engines.gate import fitting
-from preheat.engines.group import Care, Rules
 from preheat.engines.openai import OpenAi
+from preheat.engines.rules import Care, Rules
 from preheat.engines.salts import Salts
 from preheat.engines.warmth import Hot, Warmed, Warmth
 from preheat.errors import EngineError

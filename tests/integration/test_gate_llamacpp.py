@@ -18,8 +18,8 @@ from preheat.core.blocks import block_ends, prefix_of
 from preheat.core.routing import POLICIES
 from preheat.core.types import Usage
 from preheat.engines.dialects.calls import Prompt
-from preheat.engines.group import Care
 from preheat.engines.openai import OpenAi
+from preheat.engines.rules import Care
 from preheat.engines.warmth import Hot, Warmth
 from tiny_model import write_tiny_gguf
 

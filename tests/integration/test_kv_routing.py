@@ -16,9 +16,9 @@ from preheat.core.kv_events import Batch, Cleared
 from preheat.core.kv_names import KvNames
 from preheat.core.routing import POLICIES
 from preheat.core.types import Usage
-from preheat.engines.group import Care
 from preheat.engines.kv_hearing import Hearing, heard_at
 from preheat.engines.openai import OpenAi
+from preheat.engines.rules import Care
 from preheat.engines.worker import WorkerState
 
 pytest.importorskip("zmq", reason="the extra kv isn't installed")

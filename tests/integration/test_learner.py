@@ -19,10 +19,10 @@ from preheat.core.kv_events import Batch, Cleared
 from preheat.core.kv_names import KvNames
 from preheat.core.routing import POLICIES
 from preheat.core.types import Usage
-from preheat.engines.group import Care
 from preheat.engines.kv_hearing import Hearing, heard_at
 from preheat.engines.kv_link import LearnerLink
 from preheat.engines.openai import OpenAi
+from preheat.engines.rules import Care
 from preheat.engines.worker import WorkerState
 from preheat.wire import kv_link as wire
 

@@ -14,10 +14,10 @@ from preheat.core.kv_names import KvNames
 from preheat.core.routing import POLICIES
 from preheat.core.types import Usage
 from preheat.engines import lmcache_tier
-from preheat.engines.group import Care, Rules
 from preheat.engines.lmcache_fleet import LmcacheRules
 from preheat.engines.lmcache_tier import LmcacheCounts, LmcacheTier
 from preheat.engines.openai import OpenAi
+from preheat.engines.rules import Care, Rules
 from preheat.transport.client import Response
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]

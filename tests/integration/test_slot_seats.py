@@ -16,8 +16,8 @@ from bare_llama import bare_llama
 from preheat.core.routing import POLICIES
 from preheat.core.types import SessionState, Usage
 from preheat.engines import slot_seats
-from preheat.engines.group import Care, Rules
 from preheat.engines.openai import OpenAi
+from preheat.engines.rules import Care, Rules
 from preheat.engines.slot_keeper import SlotKeeper
 from preheat.engines.slot_names import SlotNames
 from preheat.engines.slot_seats import SlotRules

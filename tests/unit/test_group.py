@@ -15,8 +15,8 @@ from peer import Peer
 from preheat.core.breaker import Breaker
 from preheat.core.routing import POLICIES
 from preheat.core.types import Usage
-from preheat.engines.group import Rules
 from preheat.engines.openai import OpenAi
+from preheat.engines.rules import Rules
 from preheat.engines.worker import OnEvent, WorkerState
 from preheat.errors import ConfigError, EngineError
 from preheat.transport.client import Response, Timeouts

@@ -12,9 +12,9 @@ from kv_transfer_faked import Fabric, KvServer
 from preheat import config
 from preheat.core.breaker import Breaker
 from preheat.core.routing import POLICIES
-from preheat.engines.group import Rules
 from preheat.engines.openai import OpenAi
 from preheat.engines.roles import Role, prefill_body
+from preheat.engines.rules import Rules
 from preheat.errors import ConfigError, EngineError
 from preheat.transport.client import Timeouts
 from preheat.wiring import rules

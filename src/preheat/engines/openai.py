@@ -10,10 +10,11 @@ from preheat.core.router import Router
 from preheat.core.routing import RoutingPolicy
 from preheat.core.slot_desk import Freed
 from preheat.core.types import SessionState
-from preheat.engines.group import Care, Group, Rules
+from preheat.engines.group import Group
 from preheat.engines.kv_hearing import Hearing
 from preheat.engines.kv_link import LearnerLink
 from preheat.engines.lmcache_tier import LmcacheTier
+from preheat.engines.rules import Care, Rules
 from preheat.engines.warmth import Hot, Proven, Warmed
 from preheat.engines.worker import HttpClient, OnEvent, WorkerState
 from preheat.errors import ConfigError

@@ -19,6 +19,7 @@ class Server:
         self.warms_in_s: float | None = 0.0
         self.has_counts = True
         self.owner = "vllm"
+        self.hangs = False
         self.loads_for_s = 0.0
         self.port = 0
         self._listening: asyncio.Server | None = None
@@ -80,6 +81,8 @@ class Server:
             writer.transport.abort()
 
     async def _answer(self, path: str, body: bytes) -> tuple[int, bytes]:
+        if self.hangs:
+            await asyncio.Event().wait()
         if asyncio.get_running_loop().time() - self._began_at < self.loads_for_s:
             return 503, b'{"error": {"message": "loading"}}'
         if path == "/health":

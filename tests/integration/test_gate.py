@@ -380,3 +380,14 @@ async def test_what_was_warmed_is_known_to_the_router_and_found_once() -> None:
             found.append((placement.warmed.tokens, cached))
         assert found[0][0] == min(found[0][1], served.booked[0][1].computed_tokens) > 150
         assert [tokens for tokens, _ in found[1:]] == [0, 0]
+
+
+async def test_one_that_hangs_keeps_nobody_from_knowing_what_they_are() -> None:
+    async with fleet() as served:
+        served.servers[0].hangs = True
+        started = Fleet(served.servers, salts=Salts(b"secret"))
+        served.group.set_draining("gpu.0", is_draining=True)
+        async with asyncio.timeout(3.0):
+            kind = await started.group._group._warmers.known(started.group._group._workers)
+        assert kind.salt_field == "cache_salt"
+        await started.group.aclose()

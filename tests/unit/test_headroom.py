@@ -9,6 +9,7 @@ import pytest
 from preheat.cli.tables import WIDE, text_of, text_of_trace
 from preheat.core.placing import Candidate, Placing
 from preheat.core.prefix import LeafLru, PrefixStore
+from preheat.core.ramp import Ramp
 from preheat.core.routing import POLICIES
 from preheat.errors import ConfigError
 from preheat.replay.fleet import Fleet, run
@@ -32,7 +33,6 @@ from preheat.replay.headroom.fleets import blind_spots, fleet_of
 from preheat.replay.headroom.ladder import LEVERS, NOTHING, OURS, RAMPED, ladder, legend
 from preheat.replay.headroom.pauses import LEVERS as PAUSE_LEVERS
 from preheat.replay.headroom.pauses import Closing, Sitting, arms, keep
-from preheat.core.ramp import Ramp
 from preheat.replay.headroom.study import study as whole_study
 from preheat.replay.headroom.wanted import QUICK, Wanted
 from preheat.replay.measures import Measures, measures_of

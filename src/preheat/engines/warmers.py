@@ -95,11 +95,17 @@ class Warmers:
     async def known(self, workers: Sequence[Worker]) -> Dialect:
         """What kind these are, as the first that answers says. Raises EngineError."""
         failure = EngineError("there are no servers", kind="connect")
-        for worker in workers:
-            try:
-                return await self.direct(worker).known()
-            except EngineError as error:
-                failure = error
+        asked = [asyncio.ensure_future(self.direct(one).known()) for one in workers]
+        try:
+            for first in asyncio.as_completed(asked):
+                try:
+                    return await first
+                except EngineError as error:
+                    failure = error
+        finally:
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
         raise failure
 
     async def forget(self, worker: Worker) -> None:

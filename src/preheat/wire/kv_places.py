@@ -38,7 +38,9 @@ def places_of(
     made, taken = {}, set()
     for position, url in enumerate(urls):
         live = _spelled(_at(endpoints, position, len(urls)), url)
-        replay = _spelled(_at(replay_endpoints, position, len(urls)), url) if replay_endpoints else ""
+        replay = (
+            _spelled(_at(replay_endpoints, position, len(urls)), url) if replay_endpoints else ""
+        )
         place = made[url] = KvPlace(live, replay, urlsplit(url).hostname or "127.0.0.1")
         for endpoint in filter(None, (live, replay)):
             address = meet(endpoint, place.host).address

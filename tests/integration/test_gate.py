@@ -391,14 +391,3 @@ async def test_one_that_hangs_keeps_nobody_from_knowing_what_they_are() -> None:
             kind = await started.group._group._warmers.known(started.group._group._workers)
         assert kind.salt_field == "cache_salt"
         await started.group.aclose()
-
-
-async def test_one_that_hangs_keeps_nobody_from_knowing_what_they_are() -> None:
-    async with fleet() as served:
-        served.servers[0].hangs = True
-        started = Fleet(served.servers, salts=Salts(b"secret"))
-        served.group.set_draining("gpu.0", is_draining=True)
-        async with asyncio.timeout(3.0):
-            kind = await started.group._group._warmers.known(started.group._group._workers)
-        assert kind.salt_field == "cache_salt"
-        await started.group.aclose()

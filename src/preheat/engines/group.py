@@ -65,9 +65,6 @@ class Group:
         self._is_started = False
         self._attendants: dict[Worker, tuple[Attendant, asyncio.Task[None]]] = {}
         self._gate: Gate | None = None
-        self._salts = None if care is None else care.salts
-        self._salt_field: str | None = None
-        self._is_salt_known = False
         self._warmers = Warmers("auto", api_key, router)
         if care is not None:
             self._warmers = Warmers(care.dialect, care.api_key, router, care.salts, care.warmth)
@@ -112,7 +109,7 @@ class Group:
         state: SessionState = "",
     ) -> Response:
         """The answer of whoever could give one, else the last refusal or error."""
-        body = await self._salted(path, body, tenant)
+        body = await self._warmers.salted(path, body, tenant, self._workers)
         workers = self._workers
         if not self._has_choice and workers[0].breaker.is_closed and not workers[0].is_draining:
             return await workers[0].ask(method, path, headers, body)
@@ -289,18 +286,6 @@ class Group:
     def _has_choice(self) -> bool:
         """Whether there is anything to decide: a server, or a slot."""
         return len(self._workers) > 1 or self._workers[0].seats is not None
-
-    async def _salted(self, path: bytes, body: bytes, tenant: str) -> bytes:
-        """With its tenant's salt, where these servers take one: they are asked what they are before the
-        first request. Raises EngineError where none of them says it."""
-        salts = self._salts
-        if salts is None or not tenant:
-            return body
-        if not self._is_salt_known:
-            self._salt_field = (await self._warmers.known(self._workers)).salt_field
-            self._is_salt_known = True
-        field = self._salt_field
-        return body if field is None else salts.salted(path, body, tenant, field)
 
     async def _asked(
         self,

@@ -45,10 +45,12 @@ class Salts:
             self._made.put(tenant, salt)
         return salt
 
-    def salted(self, path: bytes, body: bytes, tenant: str, field: str) -> bytes:
-        """The body with that salt; as it is where its path takes none, or nobody can read it."""
-        if path.partition(b"?")[0] not in _SALTED:
-            return body
+    def takes(self, path: bytes) -> bool:
+        """Whether requests to it may have one."""
+        return path.partition(b"?")[0] in _SALTED
+
+    def salted(self, body: bytes, tenant: str, field: str) -> bytes:
+        """The body with that salt; as it is where nobody can read it."""
         try:
             own = _own_of(body)
         except (ValueError, RecursionError):  # msgspec's own and those of bad UTF-8 are ValueErrors

@@ -42,6 +42,20 @@ class Warmers:
         self._salts = salts
         self._warmth = warmth
         self._made: dict[Worker, tuple[Direct, Warmer]] = {}
+        self._kind: Dialect | None = None  # of all of them
+
+    async def salted(
+        self, path: bytes, body: bytes, tenant: str, workers: Sequence[Worker]
+    ) -> bytes:
+        """A request with its tenant's salt, where these servers take one: they are asked what they are before
+        the first. Raises EngineError where none of them says it."""
+        salts = self._salts
+        if salts is None or not tenant or not salts.takes(path):
+            return body
+        if self._kind is None:
+            self._kind = await self.known(workers)
+        field = self._kind.salt_field
+        return body if field is None else salts.salted(body, tenant, field)
 
     async def warm(self, worker: Worker, hot: Hot, why: str) -> Outcome:
         """Have it computed there as its tenant's requests have it, in idle moments; booked, and known to the

@@ -121,6 +121,8 @@ class FakeEngine:
             exchange.reply(_PLAIN, page)
         elif path in _RENDERED:
             exchange.reply(_head(200), _tokens_of(exchange.body))
+        elif exchange.method == b"GET" and not path.startswith("/v1/"):
+            exchange.reply(_head(404), b"{}")  # who asks what it is asks for nothing
         else:
             task = asyncio.get_running_loop().create_task(self._answer(exchange, path))
             self._tasks.add(task)

@@ -194,6 +194,7 @@ async def test_a_gateway_readies_a_server_with_what_its_sessions_share(tmp_path:
             while not (readied := (await made.upstream(name))["readied"])["gates"]:
                 await made.ask(f"t{asyncio.get_running_loop().time()}", KEYS["ONE"])
         assert (readied["warmed"], readied["late"]) == (1, 0)
+        assert (await made.upstream(name))["ramping"]
         warmed = [
             salt
             for (kind, _, _), salt in zip(server.log, server.salts, strict=True)

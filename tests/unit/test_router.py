@@ -315,7 +315,9 @@ def test_a_worker_that_comes_back_cold_gets_a_growing_share() -> None:
     made.cleared(0)
     made.returned(0, 400.0)
     assert 0 < share(0, 400.0, asks=24) < 6
+    assert made.known(0, 424.0).is_back
     assert share(0, 800.0) == 12
+    assert not made.known(0, 848.0).is_back
     made.returned(1, 900.0)
     made.left(1)
     assert share(1, 900.0) == 12

@@ -123,6 +123,8 @@ class Known(msgspec.Struct, frozen=True):
     shadow_agreed: int = 0
     shadow_differed: int = 0
     shadow_sooner_s: float = 0.0
+    is_back: bool = False
+    """It came back cold and gets a growing share of the requests only (`core.ramp`)."""
 
 
 class _Lane:
@@ -369,6 +371,7 @@ class Router:
             lane.shadow_agreed,
             lane.shadow_differed,
             lane.shadow_sooner_s,
+            self._ramp.is_back(worker),
         )
 
     def queue_s(self, worker: int, now: float) -> float:

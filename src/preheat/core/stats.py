@@ -82,7 +82,7 @@ class UpstreamCounts(msgspec.Struct):
     (`dialect`), how what it holds is known (`trust`), `queue_s` of prefill that wait there, and of the prompt tokens
     that it counted those its cache had, and would have had with round robin (`ghost_tokens`); `shadow_*`: see `core.router.Known`.
     `unsaved_slots` would be lost with it; `events` is what became of its KV events (docs/metrics.md). While it is
-    `warming` it gets no requests; `readied` is what it was given then."""
+    `warming` it gets no requests, then a growing share (`ramping`); `readied` is what it was given."""
 
     address: str = ""
     in_flight: int = 0
@@ -102,6 +102,7 @@ class UpstreamCounts(msgspec.Struct):
     unsaved_slots: int = 0
     events: dict[str, int] = {}
     warming: bool = False
+    ramping: bool = False
     readied: dict[str, float] = {}
 
     def add(self, other: "UpstreamCounts") -> None:
@@ -118,6 +119,7 @@ class UpstreamCounts(msgspec.Struct):
         self.shadow_sooner_s += other.shadow_sooner_s
         self.unsaved_slots += other.unsaved_slots
         self.warming = self.warming or other.warming
+        self.ramping = self.ramping or other.ramping
         self.readied = {
             what: self.readied.get(what, 0) + other.readied.get(what, 0)
             for what in {**self.readied, **other.readied}
@@ -136,7 +138,7 @@ class UpstreamCounts(msgspec.Struct):
     def retire(self) -> None:
         """Whoever asked it is gone."""
         self.in_flight, self.up, self.draining, self.queue_s = 0, None, False, 0.0
-        self.warming = False
+        self.warming = self.ramping = False
         self.events = {}
 
 

@@ -180,6 +180,7 @@ class Upstreams:
                     shadow_sooner_s=known.shadow_sooner_s,
                     unsaved_slots=state.unsaved_slots,
                     warming=state.state == "warming",
+                    ramping=known.is_back,
                     readied=msgspec.structs.asdict(state.readied),
                     events={} if state.events is None else msgspec.structs.asdict(state.events),
                 )

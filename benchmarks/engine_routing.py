@@ -49,7 +49,8 @@ CALIBRATED = "round_robin"
 OURS, FILES, ROUTER = "preheat", "preheat_files", "vllm_router"
 RULES = ("preheat", "least_loaded", "round_robin")
 CALIBRATING_CLIENTS = 4
-LEARNING_REQUESTS = 16
+LEARNING_REQUESTS = 48
+"""The size of a server's prompt cache, which it doesn't tell, is learned from answers, too."""
 CALIBRATING_REQUESTS = 32
 RESAMPLES = 10_000
 

@@ -391,3 +391,28 @@ async def test_one_that_hangs_keeps_nobody_from_knowing_what_they_are() -> None:
             kind = await started.group._group._warmers.known(started.group._group._workers)
         assert kind.salt_field == "cache_salt"
         await started.group.aclose()
+
+
+async def test_servers_that_a_reload_brings_are_asked_whether_they_take_a_salt() -> None:
+    plain, other = Server(), Server()
+    plain.owner = "somebody"
+    for one in (plain, other):
+        await one.start()
+    served = Fleet([plain], salts=Salts(b"secret"))
+    await served.cached_for("a")
+    served.group.reconfigure([other.url], Rules())
+    await served.cached_for("a")
+    assert plain.salts == [None]
+    assert other.salts == [Salts(b"secret").of("a")]
+    await served.group.aclose()
+    for one in (plain, other):
+        await one.stop()
+
+
+async def test_what_two_want_warmed_at_once_is_booked_once() -> None:
+    async with fleet() as served:
+        served.servers[0].warms_in_s = 0.1
+        wanted = [served.group.warm(hot(SYSTEM[1]), ["gpu.0"], 10.0) for _ in range(2)]
+        outcomes = [one for found in await asyncio.gather(*wanted) for one in found]
+        assert [one.state for one in outcomes] == ["done", "done"]
+        assert [why for why, _ in served.booked] == ["admin"]

@@ -65,6 +65,12 @@ def test_servers_in_another_order_are_another_group_where_each_has_its_own_endpo
     assert _is_same_group(engine(URLS, one_each), engine(URLS, one_each))
     assert _is_same_group(engine(URLS, [ANY]), engine(turned, [ANY]))
     assert not _is_same_group(engine(URLS, [ANY]), engine(URLS, []))
+    for folders, same in ((["a", "b"], False), (["a"], True)):
+        old, new = (
+            config.check(group(urls=urls, slot_folders=folders)).engines["a"]
+            for urls in (URLS, turned)
+        )
+        assert _is_same_group(old, new) is same
 
 
 def test_what_can_be_isn_t() -> None:

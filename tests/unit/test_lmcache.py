@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from lmcache_faked import Lmcache
 from preheat import config
+from preheat.core.kv_names import KvNames
 from preheat.core.router import Ask, Loadable, Router
 from preheat.core.routing import POLICIES
 from preheat.core.sharing import Sharing
 from preheat.engines import lmcache
 from preheat.engines.lmcache import Held, Instance, Names
+from preheat.engines.lmcache_fleet import LmcacheRules
+from preheat.engines.lmcache_tier import LmcacheTier
 from preheat.errors import ConfigError
 from preheat.gateway.reload import _is_same_group
 
@@ -256,3 +259,14 @@ def test_servers_in_another_order_are_another_group_where_each_has_its_own_insta
     assert same("one")
     assert same()
     assert not same("one", "two")
+
+
+@pytest.mark.asyncio
+async def test_of_those_that_are_never_said_to_have_ended_the_last_ones_are_known() -> None:
+    tier = LmcacheTier(LmcacheRules(URL), KvNames(b""), lambda *_: None)
+    for number in range(300):
+        ask = Ask("m", [number], session=str(number))
+        tier.begun(ask, b"{}", "t", is_over=True)
+    tier.begun(Ask("m", [1], session="long"), b" " * 5_000_000, "t", is_over=True)
+    assert list(tier._last) == [("t", str(number)) for number in range(44, 300)]
+    await tier.aclose()

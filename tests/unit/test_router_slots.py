@@ -68,3 +68,32 @@ def test_who_was_not_looked_at_could_not_have_won(seed: int) -> None:
             usage = Usage(tokens, 20, one.overlap_tokens, tells_cached=True)
             router.ended(one, usage, now + 0.1)
     assert looked > 50
+
+
+def test_a_server_whose_slots_come_to_be_named_by_us_is_looked_at_no_more() -> None:
+    router = fleet(Preheat(copies=False))
+    long, short = [1, *range(100, 140)], [1, *range(100, 103)]
+    for worker, blocks in ((0, long), (1, short)):
+        ask = Ask("m", blocks, BLOCK_BYTES, len(blocks) * BLOCK_BYTES)
+        ticket = router.place(ask, [worker], 0.0).ticket
+        router.began(ticket, 0.1)
+        router.ended(ticket, None, 0.2)
+    ask = Ask("m", long, BLOCK_BYTES, len(long) * BLOCK_BYTES)
+    assert router.choose(ask, [0, 1], 1.0)[0].number == 0  # the other one wasn't looked at closely
+    router.has_files(1, 100_000, 2.0)
+    waiting = router.place(ask, [0], 3.0).ticket
+    busy = router.place(Ask("m", [], BLOCK_BYTES, 10**7), [0], 3.0).ticket
+    assert router.choose(ask, [0, 1], 3.0)[0].number == 1
+    router.failed(waiting, 4.0)
+    router.failed(busy, 4.0)
+
+
+def test_who_was_held_back_for_a_worker_that_has_left_is_noted_nowhere() -> None:
+    router = Router(Preheat(copies=False))
+    ask = Ask("m", range(1, 20), BLOCK_BYTES, 19 * BLOCK_BYTES)
+    ticket = router.place(ask, [0], 0.0).ticket
+    ticket.stay = None  # as if it were held back
+    router.left(0)
+    router.go(ticket, 1.0)
+    router.ended(ticket, None, 2.0)
+    assert len(router.index) == 0

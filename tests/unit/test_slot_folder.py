@@ -2,13 +2,16 @@
 
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
 from preheat.core.slot_desk import Holding
 from preheat.engines.slot_folder import SlotFolder
 from preheat.engines.slot_names import Kept
+from preheat.engines.slot_seats import SlotFolders, SlotRules
 from preheat.errors import ConfigError
 
 ONE, OTHER = "1" * 32, "2" * 32
@@ -233,3 +236,17 @@ def test_a_folder_that_cant_be_is_the_operators_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="can't hold slot files"):
         folder_of(tmp_path / "file")
+
+
+def test_servers_that_open_their_folder_at_once_have_the_same_one(tmp_path: Path) -> None:
+    barrier = Barrier(8)
+
+    def opened(folders: SlotFolders) -> SlotFolder:
+        barrier.wait()
+        return folders.opened(tmp_path, ONE)
+
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(20):
+            folders = SlotFolders(SlotRules((str(tmp_path),), secret=b"s"))
+            found = list(threads.map(opened, [folders] * 8))
+            assert len({id(one) for one in found}) == 1

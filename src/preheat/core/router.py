@@ -245,8 +245,8 @@ class Router:
         return lane.lead
 
     def go(self, ticket: Ticket, now: float) -> None:
-        """It is sent now."""
-        if ticket.stay is None:
+        """It is sent now; to a worker that has left meanwhile nothing is noted."""
+        if ticket.stay is None and ticket.worker in self._lanes:
             ask = ticket.ask
             ticket.stay = self.index.sent(ticket.worker, ask.blocks, now)
             if ask.token_blocks:
@@ -350,6 +350,7 @@ class Router:
         lane = self._lane(worker)
         if lane.slots is not None:
             lane.slots = lane.lead = None
+            lane.guess_blocks = 0
             self.index.left(worker)
         self.holds_tokens(worker, tokens, now)
 

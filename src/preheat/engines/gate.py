@@ -66,7 +66,7 @@ class Gate:
         task.add_done_callback(lambda _: self._held.pop(worker, None))
 
     async def release(self, worker: Worker) -> None:
-        """It is no more, or drained again."""
+        """It is no more."""
         task = self._held.get(worker)
         if task is not None:
             task.cancel()

@@ -97,9 +97,11 @@ class LmcacheTier:
         """A request came."""
         blocks = prefix_of(body, b"").blocks if tenant else ask.blocks  # LMCache knows no tenants
         self._sharing.saw(_owner(tenant, ask.session), blocks)
-        if is_over and ask.session and len(self._last) < _MOST_OVER:
+        if is_over and ask.session and len(body) <= _MOST_BODY_BYTES:
             own = msgspec.structs.replace(ask, blocks=blocks)
             self._last[tenant, ask.session] = own, body
+            if len(self._last) > _MOST_OVER:  # some end without a word
+                del self._last[next(iter(self._last))]
 
     def look_up(self, ask: Ask, body: bytes, queue_s: float) -> "Lookup | None":
         """Begin to, where the request waits for so long at least, wherever it goes."""

@@ -1,6 +1,7 @@
 """One llama.cpp server whose slots are kept in files: opened once it is known, and again after a restart."""
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -32,6 +33,7 @@ class SlotFolders:
     def __init__(self, rules: SlotRules) -> None:
         self._rules = rules
         self._open: dict[Path, SlotFolder] = {}
+        self._lock = threading.Lock()
 
     def at(self, position: int) -> Path | None:
         """The folder of the server at this place; None where there is none."""
@@ -41,7 +43,11 @@ class SlotFolders:
         return Path(folders[position if len(folders) > 1 else 0]).expanduser()
 
     def opened(self, path: Path, identity: str) -> SlotFolder:
-        """The folder with that model's files. Blocks. Raises ConfigError."""
+        """The folder with that model's files. Blocks, and may be asked by several threads. Raises ConfigError."""
+        with self._lock:
+            return self._opened(path, identity)
+
+    def _opened(self, path: Path, identity: str) -> SlotFolder:
         known = self._open.get(path)
         if known is not None and known.identity == identity:
             return known

@@ -42,7 +42,9 @@ class Warmers:
         self._salts = salts
         self._warmth = warmth
         self._made: dict[Worker, tuple[Direct, Warmer]] = {}
-        self._kind: Dialect | None = None  # of all of them
+        self._booked: dict[Worker, Outcome] = {}  # the last of each: who joined it has the same
+        self._kind: Dialect | None = None  # of all of these
+        self._kind_of: Sequence[Worker] = ()
 
     async def salted(
         self, path: bytes, body: bytes, tenant: str, workers: Sequence[Worker]
@@ -52,9 +54,11 @@ class Warmers:
         salts = self._salts
         if salts is None or not tenant or not salts.takes(path):
             return body
-        if self._kind is None:
-            self._kind = await self.known(workers)
-        field = self._kind.salt_field
+        kind = self._kind
+        if kind is None or self._kind_of is not workers:  # a reload may have brought others
+            kind = await self.known(workers)
+            self._kind, self._kind_of = kind, workers
+        field = kind.salt_field
         return body if field is None else salts.salted(body, tenant, field)
 
     async def warm(self, worker: Worker, hot: Hot, why: str) -> Outcome:
@@ -67,13 +71,16 @@ class Warmers:
         if names_slots(worker):
             return _failed(worker, hot, _KEPT)
         outcome = await self._of(worker)[1].warm(prompt)
-        if self._warmth is not None and outcome.chunks:
+        has_joined = self._booked.get(worker) is outcome
+        self._booked[worker] = outcome
+        if self._warmth is not None and outcome.chunks and not has_joined:
             self._warmth.book(hot, why, outcome)
         if self._router is not None and outcome.state == "done":
             number = worker.number
             self._router.learned(number, hot.blocks, (), monotonic())
             computed, took_s = outcome.computed_tokens, outcome.took_s
-            self._router.warmed.put(number, hot.blocks, computed, took_s)
+            if not has_joined:
+                self._router.warmed.put(number, hot.blocks, computed, took_s)
         return msgspec.structs.replace(outcome, worker=worker.name, tenant=hot.tenant)
 
     async def prove(self, worker: Worker, hot: Hot) -> Proof:
@@ -124,6 +131,7 @@ class Warmers:
 
     async def forget(self, worker: Worker) -> None:
         """That server is no more."""
+        self._booked.pop(worker, None)
         made = self._made.pop(worker, None)
         if made is not None:
             await made[0].aclose()

@@ -130,7 +130,8 @@ class Reload:
 def _is_same_group(old: EngineSettings, new: EngineSettings) -> bool:
     """Whether nothing but the addresses of a group differ, and nothing else that is told of each
     is a matter of their order."""
-    if max(len(new.kv_events), len(new.lmcache_instances)) > 1 and old.urls != new.urls:
+    ordered = (new.kv_events, new.lmcache_instances, new.slot_folders)
+    if max(map(len, ordered)) > 1 and old.urls != new.urls:
         return False
     fields = set(EngineSettings.__struct_fields__) - _OF_THE_GROUP
     return all(getattr(old, field) == getattr(new, field) for field in fields) and (

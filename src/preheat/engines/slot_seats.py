@@ -80,9 +80,18 @@ class SlotSeats:
 
     async def open(self, slot_tokens: int) -> bool:
         """Make the keeper, which has slots of so many tokens together; a new one where the server has
-        another model or number of slots since. Whether anything changed. Raises ConfigError, EngineError."""
+        another model or number of slots since. Whether anything changed. Several may ask at once: the
+        first opens it. Raises ConfigError, EngineError."""
         if self._is_sure:
             return False
+        self._is_sure = True  # unless it is started anew meanwhile
+        try:
+            return await self._opened(slot_tokens)
+        except BaseException:
+            self._is_sure = False
+            raise
+
+    async def _opened(self, slot_tokens: int) -> bool:
         self._slot_tokens = slot_tokens
         if self._direct is None:
             self._direct = Direct(self._url, api_key=self._api_key, dialect="llamacpp")
@@ -90,13 +99,11 @@ class SlotSeats:
         if self._tier is not None and self._tier.folder.identity == identity:
             slots = await self._direct.slots()
             if slots is not None and len(slots) == self._tier.slots:
-                self._is_sure = True
                 return False
         await self._close()
         folder = await asyncio.to_thread(self._folders.opened, self._path, identity)
         self._tier = tier = await slot_tier(self._direct, folder)
         self.keeper = SlotKeeper(tier, slots=tier.slots)
-        self._is_sure = True
         return True
 
     def restarted(self) -> None:

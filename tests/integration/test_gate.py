@@ -12,16 +12,19 @@ import pytest
 from gated_engine import Server
 from preheat.core.blocks import block_ends, prefix_of
 from preheat.core.breaker import Breaker
+from preheat.core.kv_names import KvNames
 from preheat.core.routing import POLICIES
 from preheat.core.types import Usage
 from preheat.engines.dialects.calls import Prompt
 from preheat.engines.dialects.readings import Capacity
 from preheat.engines.gate import fitting
+from preheat.engines.kv_link import LearnerLink
 from preheat.engines.openai import OpenAi
 from preheat.engines.rules import Care, Rules
 from preheat.engines.salts import Salts
 from preheat.engines.warmth import Hot, Warmed, Warmth
 from preheat.errors import EngineError
+from preheat.wire.kv_link import unpacked
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 
@@ -44,6 +47,7 @@ class Fleet:
         *,
         routing: str = "round_robin",
         hots: list[Hot] | None = None,
+        link: LearnerLink | None = None,
         **care: Any,
     ) -> None:
         self.servers = servers
@@ -61,6 +65,7 @@ class Fleet:
             routing=POLICIES[routing](),
             breaker=Breaker(1, 0.05),
             rules=Rules(health_s=0.05),
+            link=link,
             care=Care("auto", "", 0.05, **{"gate_s": 20.0, "warmth": warmth, **care}),
             on_event=lambda event, fields: self.events.append((event, fields)),
         )
@@ -416,3 +421,14 @@ async def test_what_two_want_warmed_at_once_is_booked_once() -> None:
         outcomes = [one for found in await asyncio.gather(*wanted) for one in found]
         assert [one.state for one in outcomes] == ["done", "done"]
         assert [why for why, _ in served.booked] == ["admin"]
+
+
+async def test_what_was_warmed_is_told_to_the_other_processes() -> None:
+    link = LearnerLink("/nowhere/learner.sock", "gpu", KvNames(b""), lambda *_: None)
+    async with fleet(link=link) as served:
+        link._waiting.clear()
+        known = msgspec.structs.replace(hot(SYSTEM[1]), blocks=[1, 2, 3])
+        await served.group.warm(known, ["gpu.1"], 10.0)
+        assert [(one.url, unpacked(one.blocks)) for one in link._waiting] == [
+            (served.servers[1].url, [1, 2, 3])
+        ]

@@ -67,7 +67,9 @@ class Group:
         self._gate: Gate | None = None
         self._warmers = Warmers("auto", api_key, router)
         if care is not None:
-            self._warmers = Warmers(care.dialect, care.api_key, router, care.salts, care.warmth)
+            self._warmers = Warmers(
+                care.dialect, care.api_key, router, care.salts, care.warmth, link
+            )
         if router is not None and care is not None:
             attendants = self._attendants
             self._gate = Gate(

@@ -12,6 +12,7 @@ from preheat.core.warmup import Outcome, Pace, Proof
 from preheat.engines.dialects import Dialect
 from preheat.engines.dialects.calls import Prompt
 from preheat.engines.direct import Direct
+from preheat.engines.kv_link import LearnerLink
 from preheat.engines.prefixes import name_of
 from preheat.engines.salts import Salts
 from preheat.engines.warmer import Warmer
@@ -35,12 +36,14 @@ class Warmers:
         router: Router | None = None,
         salts: Salts | None = None,
         warmth: Warmth | None = None,
+        link: LearnerLink | None = None,
     ) -> None:
         self._dialect = dialect
         self._api_key = api_key
         self._router = router
         self._salts = salts
         self._warmth = warmth
+        self._link = link
         self._made: dict[Worker, tuple[Direct, Warmer]] = {}
         self._booked: dict[Worker, Outcome] = {}  # the last of each: who joined it has the same
         self._kind: Dialect | None = None  # of all of these
@@ -78,6 +81,8 @@ class Warmers:
         if self._router is not None and outcome.state == "done":
             number = worker.number
             self._router.learned(number, hot.blocks, (), monotonic())
+            if self._link is not None:  # the other processes' routers
+                self._link.sent(worker.url, hot.blocks, ())
             computed, took_s = outcome.computed_tokens, outcome.took_s
             if not has_joined:
                 self._router.warmed.put(number, hot.blocks, computed, took_s)

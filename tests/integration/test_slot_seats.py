@@ -261,3 +261,41 @@ async def test_a_session_that_is_over_goes_first(weights: str, tmp_path: Path) -
             assert (await engine.over(TENANT, "s2")).file_bytes == 0  # known by now
             ages = [path.stat().st_mtime for path in tmp_path.glob("*.kv")]
             assert 0.0 in ages
+
+
+async def test_what_a_tenant_has_in_files_is_erased_and_not_written_again(
+    weights: str, tmp_path: Path
+) -> None:
+    with bare_llama(weights, slots=2, cache_ram_mib=0, slot_save_path=str(tmp_path)) as url:
+        async with served(url, folder=tmp_path) as engine:
+            for session in range(SESSIONS):
+                await ask(engine, session, text(session))
+            await until(lambda: len(list(tmp_path.glob("*-*.kv"))) >= SESSIONS - 2)
+            assert await engine.erase("another") == 0
+            assert await engine.erase(TENANT) >= SESSIONS - 2
+            assert not list(tmp_path.glob("*.kv"))
+            engine.set_draining("many", is_draining=True)  # writes what is worth it
+            await asyncio.sleep(0.3)
+            assert not list(tmp_path.glob("*.kv"))
+            counts = engine.workers()[0].slot_files
+            assert counts["saved"] >= SESSIONS - 2
+            assert counts["written_bytes"] > 0
+
+
+async def test_files_of_a_server_that_was_never_reached_are_erased_too(
+    weights: str, tmp_path: Path
+) -> None:
+    with bare_llama(weights, slots=1, cache_ram_mib=0, slot_save_path=str(tmp_path)) as url:
+        async with served(url, folder=tmp_path) as engine:
+            for session in range(2):
+                await ask(engine, session, text(session))
+            await until(lambda: list(tmp_path.glob("*-*.kv")))
+    rules = SlotRules((str(tmp_path),), secret=b"s" * 32)
+    engine = OpenAi(
+        "many", "http://127.0.0.1:1", routing=POLICIES["preheat"](), care=Care(slots=rules)
+    )
+    try:
+        assert await engine.erase(TENANT) >= 1
+        assert not list(tmp_path.glob("*-*.kv"))
+    finally:
+        await engine.aclose()

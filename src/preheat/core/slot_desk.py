@@ -156,6 +156,12 @@ class SlotDesk:
             slot.is_over = slot.is_saved = True
         return len(found)
 
+    def erase(self, tenant: str) -> None:
+        """What a tenant has in idle slots is neither found nor written any more."""
+        for slot in self._slots:
+            if slot.holds is not None and slot.holds.tenant == tenant and not slot.is_busy:
+                slot.holds, slot.is_saved = None, True
+
     def cleared(self) -> None:
         """The server was restarted: all are empty, and nothing is under way."""
         self._slots = [_Slot(slot.number) for slot in self._slots]

@@ -81,7 +81,7 @@ class UpstreamCounts(msgspec.Struct):
     failures, else 1; None where only those have asked it that are gone. Of several equal ones also: what it is
     (`dialect`), how what it holds is known (`trust`), `queue_s` of prefill that wait there, and of the prompt tokens
     that it counted those its cache had, and would have had with round robin (`ghost_tokens`); `shadow_*`: see `core.router.Known`.
-    `unsaved_slots` would be lost with it; `events` is what became of its KV events (docs/metrics.md). While it is
+    `unsaved_slots` would be lost with it; `slot_files` is what was done with their files; `events` is what became of its KV events (docs/metrics.md). While it is
     `warming` it gets no requests, then a growing share (`ramping`); `readied` is what it was given."""
 
     address: str = ""
@@ -100,6 +100,7 @@ class UpstreamCounts(msgspec.Struct):
     shadow_differed: int = 0
     shadow_sooner_s: float = 0.0
     unsaved_slots: int = 0
+    slot_files: dict[str, int] = {}
     events: dict[str, int] = {}
     warming: bool = False
     ramping: bool = False
@@ -123,6 +124,10 @@ class UpstreamCounts(msgspec.Struct):
         self.readied = {
             what: self.readied.get(what, 0) + other.readied.get(what, 0)
             for what in {**self.readied, **other.readied}
+        }
+        self.slot_files = {
+            what: self.slot_files.get(what, 0) + other.slot_files.get(what, 0)
+            for what in self.slot_files | other.slot_files
         }
         self.events = {  # one process hears them for all
             what: max(self.events.get(what, 0), other.events.get(what, 0))

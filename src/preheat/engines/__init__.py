@@ -40,6 +40,10 @@ class Engine(Protocol):
         help to choose a server, and what the client says of its session's `state` whose slot goes.
         Raises EngineError."""
 
+    async def erase(self, tenant: str) -> int:
+        """Delete what is kept of a tenant's prompts in files; how many they were. Raises ConfigError
+        where a folder can't be read."""
+
     async def over(self, tenant: str, session: str) -> Freed:
         """That session won't come back: what is kept for it goes first."""
 

@@ -316,6 +316,10 @@ class Fake:
             state=state,
         )
 
+    async def erase(self, tenant: str) -> int:  # noqa: ARG002  all alike
+        """It has no files."""
+        return 0
+
     async def over(self, tenant: str, session: str) -> Freed:  # noqa: ARG002  all alike
         """It keeps nothing for anybody."""
         return Freed()

@@ -168,6 +168,10 @@ class Group:
         )
         return Freed(sum(one.slots for one in freed), sum(one.file_bytes for one in freed))
 
+    async def erase(self, tenant: str) -> int:
+        """Delete what a tenant has in files of slots; how many they were. Raises ConfigError."""
+        return await self._members.erase(tenant)
+
     async def warm(self, hot: Hot, workers: Sequence[str], within_s: float) -> list[Warmed]:
         """Have it warm at these, or at all that are well, in idle moments."""
         return await asyncio.gather(
@@ -231,6 +235,8 @@ class Group:
                 was_draining, one.is_draining = one.is_draining, is_draining
                 if is_draining:
                     self._members.drained(one)
+                    if self._gate is not None:
+                        self._members.own(self._gate.release(one))
                 elif was_draining:
                     self._hold(one, "drained")
                 return True
@@ -325,6 +331,7 @@ class Group:
         return msgspec.structs.replace(
             state,
             unsaved_slots=0 if keeper is None else keeper.unsaved,
+            slot_files={} if worker.seats is None else worker.seats.counts.flat(),
             dialect="" if attended is None else attended[0].known.dialect,
             known=self._router.known(worker.number, now),
             events=None if self._hearing is None else self._hearing.counts(worker),

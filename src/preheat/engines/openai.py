@@ -99,6 +99,10 @@ class OpenAi:
             state=state,
         )
 
+    async def erase(self, tenant: str) -> int:
+        """Delete what a tenant has in files of slots; how many they were. Raises ConfigError."""
+        return await self._group.erase(tenant)
+
     async def over(self, tenant: str, session: str) -> Freed:
         """That session won't come back: what is kept for it goes first."""
         return await self._group.over(tenant, session)

@@ -127,6 +127,8 @@ class Placement:
             has_told = usage is not None and usage.input_tokens > 0
             tokens = usage.input_tokens + usage.output_tokens - 1 if usage and has_told else None
             self._end(tokens, calls_tool=calls_tool)
+            if self._whose.is_over:  # not where it is asked elsewhere next
+                self._on_over(self._whose)
 
     def gone(self) -> None:
         """It was given up, refused, or failed."""
@@ -141,8 +143,6 @@ class Placement:
             pause = "tool-call" if calls_tool and not whose.is_over else whose.state
             self._keeper.ended(self._seated, tokens, pause)
         self._followers.ended(self.route.ticket.number)
-        if whose.is_over:
-            self._on_over(self._whose)
 
 
 def _may_be_seated(body: bytes) -> bool:

@@ -11,7 +11,7 @@ import secrets
 import stat
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -180,9 +180,9 @@ class SlotFolder:
         return sum(one.size_bytes for one in found)
 
     def erase(self, tenant: str, session: str | None = None) -> int:
-        """Delete a tenant's files, or those of one session. How many they were."""
+        """Delete a tenant's files, or those of one session, of whatever model. How many they were."""
         with self._lock:
-            gone = self._of(tenant, session)
+            gone = self._of(tenant, session, (*self._kept.values(), *self._foreign.values()))
             for kept in gone:
                 self.drop(kept)
         return len(gone)
@@ -248,12 +248,14 @@ class SlotFolder:
             if kept.used_at < now - self._max_age_s and not kept.is_over:
                 self.drop(kept)
 
-    def _of(self, tenant: str, session: str | None) -> list[Kept]:
+    def _of(
+        self, tenant: str, session: str | None, among: Iterable[Kept] | None = None
+    ) -> list[Kept]:
         whose = self._names.tenant(tenant)
         which = None if session is None else self._names.session(tenant, session)
         return [
             one
-            for one in self._kept.values()
+            for one in (self._kept.values() if among is None else among)
             if one.tenant == whose and (which is None or one.session == which)
         ]
 

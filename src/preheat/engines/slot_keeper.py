@@ -29,6 +29,7 @@ class Seated(msgspec.Struct, frozen=True):
     way: Way | Literal["hot"]
     found_tokens: int
     life: int
+    erasures: int = 0
 
 
 class SlotKeeper:
@@ -52,6 +53,8 @@ class SlotKeeper:
         self._clock = clock
         self._seats = asyncio.Semaphore(slots)  # it serves in the order of asking
         self._life = 0
+        self._erasures = 0
+        self._is_closed = False
         self._service: ServiceModel | None = None
         self._leaders = Leaders()
         self._saver: asyncio.Task[None] | None = None
@@ -74,7 +77,7 @@ class SlotKeeper:
             await self._seats.acquire()
             seat = self._desk.take(wanted.tenant, wanted.blocks)
             assert seat is not None  # no more are let in than there are
-            seated = Seated(wanted, seat.slot, "recompute", 0, self._life)
+            seated = Seated(wanted, seat.slot, "recompute", 0, self._life, self._erasures)
             self._leaders.began(seat.slot, wanted, self._clock())
             try:
                 return await self._filled(seated, seat, service)
@@ -92,7 +95,7 @@ class SlotKeeper:
         session is `over`."""
         wanted = seated.wanted
         holding = None
-        if tokens is not None and wanted.blocks:
+        if tokens is not None and wanted.blocks and seated.erasures == self._erasures:
             holding = Holding(wanted.tenant, wanted.session, wanted.blocks, tokens)
         if seated.life != self._life:
             self._seats.release()
@@ -151,6 +154,12 @@ class SlotKeeper:
             filled += is_there
         return filled
 
+    def erase(self, tenant: str) -> None:
+        """What the slots hold of a tenant is found and written by nobody; of any request under way
+        neither."""
+        self._desk.erase(tenant)
+        self._erasures += 1
+
     def restarted(self) -> None:
         """The server is another process: its slots are empty."""
         self._tier.restarted()
@@ -160,6 +169,7 @@ class SlotKeeper:
 
     async def aclose(self) -> None:
         """Save nothing more."""
+        self._is_closed = True
         tasks = [*self._handing, *([self._saver] if self._saver else [])]
         for task in tasks:
             task.cancel()
@@ -175,7 +185,7 @@ class SlotKeeper:
             if pause == OVER:
                 self._desk.over(seated.wanted.tenant, seated.wanted.session)
         self._seats.release()
-        if self._saver is None:
+        if self._saver is None and not self._is_closed:
             self._saver = asyncio.create_task(self._save_next())
 
     async def _led(self, wanted: Wanted, service: ServiceModel) -> None:

@@ -13,6 +13,8 @@ from preheat.engines.slot_folder import SlotFolder
 from preheat.engines.slot_keeper import SlotKeeper
 from preheat.engines.slot_tier import Counts, SlotTier, identity_of, slot_tier
 
+_NO_MODEL: Final = "none"
+"""All files of a folder are another model's then: they are looked after, and never loaded."""
 _GUESSED: Final = 4
 """So many times what its slots hold, until a file has told what a token takes."""
 
@@ -46,6 +48,15 @@ class SlotFolders:
         """The folder with that model's files. Blocks, and may be asked by several threads. Raises ConfigError."""
         with self._lock:
             return self._opened(path, identity)
+
+    def erase(self, tenant: str) -> int:
+        """Delete a tenant's files in all of them, those of servers that were never reached too; how many
+        they were. Blocks. Raises ConfigError where a folder can't be read."""
+        with self._lock:
+            paths = {Path(folder).expanduser() for folder in self._rules.folders}
+            for path in paths - set(self._open):
+                self._opened(path, _NO_MODEL)
+            return sum(folder.erase(tenant) for folder in self._open.values())
 
     def _opened(self, path: Path, identity: str) -> SlotFolder:
         known = self._open.get(path)

@@ -7,7 +7,7 @@ slots at once, and after a restart. Nothing here is ever a client's error: what 
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -41,6 +41,10 @@ class Counts(msgspec.Struct):
     written_bytes: int = 0
     read_bytes: int = 0
     failed: dict[str, int] = msgspec.field(default_factory=dict)
+
+    def flat(self) -> dict[str, int]:
+        """By their names; all failures together."""
+        return {**msgspec.structs.asdict(self), "failed": sum(self.failed.values())}
 
 
 class SlotTier:
@@ -135,10 +139,6 @@ class SlotTier:
     async def restore(self, slot: int, kept: Kept) -> Move:
         """Load it into this idle slot; what that held is lost."""
         return await self._jobs.soon(lambda: self._restored(slot, kept))
-
-    async def fan_out(self, kept: Kept, slots: Iterable[int]) -> list[int]:
-        """Load it into each of these idle slots, for a burst. Those that have it now."""
-        return [slot for slot in slots if (await self.restore(slot, kept)).ok]
 
     async def over(self, tenant: str, session: str) -> int:
         """As `SlotFolder.over`."""

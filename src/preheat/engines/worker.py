@@ -83,6 +83,7 @@ class WorkerState(msgspec.Struct, frozen=True):
     dialect: str = ""
     known: Known | None = None
     unsaved_slots: int = 0
+    slot_files: dict[str, int] = {}
     events: FeedCounts | None = None
     readied: Readied = msgspec.field(default_factory=Readied)
 

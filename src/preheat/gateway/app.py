@@ -13,7 +13,7 @@ from preheat.core.inventory import Inventory
 from preheat.core.ledger import Ledger
 from preheat.core.stats import Counters, Snapshot, snapshot
 from preheat.core.types import Invalidation, Key, Removed
-from preheat.errors import RequestError
+from preheat.errors import ConfigError, RequestError
 from preheat.gateway import heads
 from preheat.gateway.asgi import App, AsgiDoor
 from preheat.gateway.l2 import L2
@@ -185,7 +185,19 @@ class Gateway:
                 size_bytes += removed.size_bytes
         if self.proxy.sightings is not None and not dry_run:
             await self.proxy.sightings.invalidate(what)
+        if what.tenant is not None and not dry_run:
+            await self._erase_files(what.tenant)
         return Removed(tuple(keys), size_bytes)
+
+    async def _erase_files(self, tenant: str) -> None:
+        """Slot files are known by their tenants, and by nothing else that an invalidation names."""
+        try:
+            files = await self._upstreams.erase(tenant)
+        except ConfigError as error:
+            self.log.event("slot-files-not-erased", why=str(error))
+        else:
+            if files:
+                self.log.event("slot-files-erased", files=files)
 
     def prepare(self, settings: Settings) -> Prepared:
         """Make what these settings need, and change nothing yet. Raises ConfigError."""

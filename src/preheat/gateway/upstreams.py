@@ -179,6 +179,7 @@ class Upstreams:
                     shadow_differed=known.shadow_differed,
                     shadow_sooner_s=known.shadow_sooner_s,
                     unsaved_slots=state.unsaved_slots,
+                    slot_files=state.slot_files,
                     warming=state.state == "warming",
                     ramping=known.is_back,
                     readied=msgspec.structs.asdict(state.readied),
@@ -190,6 +191,10 @@ class Upstreams:
         """That session won't come back: what is kept for it goes first."""
         freed = [await one.over(tenant, session) for one in self.engines.values()]
         return Freed(sum(one.slots for one in freed), sum(one.file_bytes for one in freed))
+
+    async def erase(self, tenant: str) -> int:
+        """Delete what engines keep of a tenant's prompts in files; how many they were. Raises ConfigError."""
+        return sum([await one.erase(tenant) for one in self.engines.values()])
 
     def set_draining(self, name: str, *, is_draining: bool) -> bool:
         """Let the server of that name take nothing more, or again. Whether there is one."""

@@ -171,10 +171,17 @@ class _Collector:
             "Messages of its KV events, by what became of them.",
             labels=[*labels, "of"],
         )
+        files = CounterMetricFamily(
+            "preheat_upstream_slot_files",
+            "Files of its slots: saved, restored, failed, and their bytes.",
+            labels=[*labels, "of"],
+        )
         yield from self._readied()
         for name, counts in self._counted.upstreams.items():
             for what, count in counts.events.items():
                 events.add_metric([name, what], count)
+            for what, count in counts.slot_files.items():
+                files.add_metric([name, what], count)
             if counts.up is not None:
                 up.add_metric([name], counts.up)
                 in_flight.add_metric([name], counts.in_flight)
@@ -189,7 +196,7 @@ class _Collector:
             shadow.add_metric([name, "same"], counts.shadow_agreed)
             shadow.add_metric([name, "other"], counts.shadow_differed)
             sooner.add_metric([name], counts.shadow_sooner_s)
-        yield from (up, in_flight, failures, retries, queue, tokens, shadow, sooner, events)
+        yield from (up, in_flight, failures, retries, queue, tokens, shadow, sooner, events, files)
 
     def _readied(self) -> Iterator[Metric]:
         labels = ["upstream"]

@@ -336,6 +336,17 @@ def test_who_comes_back_cold_gets_as_much_work_as_the_others_and_not_as_many_req
     assert warm[-40:].count(0) == 20  # it has learned that it is warm again
 
 
+def test_nobody_stands_in_a_queue_beside_one_that_came_back_and_would_be_sooner() -> None:
+    ramp = Ramp(POLICIES["cost"]())
+    for _ in range(40):
+        ramp.choose(Placing(10), [candidate(0, 0.1), candidate(1, 0.1)], 0.0)
+    ramp.returned(0, 10.0)
+    long = Candidate(1, miss_s=0.1, queue_s=5.0)
+    assert all(ramp.choose(Placing(10), [candidate(0, 1.0), long], 10.0) == 0 for _ in range(20))
+    short = Candidate(1, miss_s=0.1, queue_s=0.5)
+    assert all(ramp.choose(Placing(10), [candidate(0, 1.0), short], 11.0) == 1 for _ in range(20))
+
+
 def test_a_ramp_ends_in_time_and_nobody_is_kept_back_where_all_are_cold() -> None:
     late = Ramp(POLICIES["round_robin"]())
     for number in (0, 1):

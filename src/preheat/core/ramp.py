@@ -36,8 +36,10 @@ class Ramp:
     r = what a request costs the others (seconds of loading and computing, in the mean) by what one
     costs this worker, at most 1: so it gets as many *seconds* of work as they do, and not as many
     requests. That is the safe ramp r(t) = rho C / (c_hit + (1 - h) dc) of algorithms.md, 2.7, with the
-    others' load as rho, and with the miss cost measured. A request that costs less there than anywhere
-    else is always let through: that is what the worker has come back for. Over once it costs hardly more than they do.
+    others' load as rho, and with the miss cost measured. A request whose first token would be there sooner than
+    anywhere else, with all that waits before it, is always let through: that is what the worker has come back for.
+    (Where that was said of the request's own cost alone, it stood in long queues beside an idle server.) Over once a
+    request costs hardly more than theirs.
     Where all have come back at once none is kept back: somebody must serve.
     """
 
@@ -69,7 +71,7 @@ class Ramp:
             chosen = self._rule.choose(placing, candidates, now)
             self._learn(candidates[chosen])
             return chosen
-        warm = [_cost_s(one) for one in candidates if one.number not in self._back]
+        warm = [one.queue_s + _cost_s(one) for one in candidates if one.number not in self._back]
         least_s, workers = min(warm, default=inf), len(candidates)
         free = [
             at for at, one in enumerate(candidates) if self._may_have(one, least_s, workers, now)
@@ -92,7 +94,7 @@ class Ramp:
             del self._back[one.number]
             return True
         back.turns = min(_SAVED_UP, back.turns + share / workers)
-        return back.turns >= 1.0 or _cost_s(one) < least_s
+        return back.turns >= 1.0 or one.queue_s + _cost_s(one) < least_s
 
     def _learn(self, chosen: Candidate) -> None:
         cost_s = _cost_s(chosen)

@@ -10,6 +10,7 @@ import msgspec
 
 from preheat.core.router import Router
 from preheat.engines.attendant import Attendant
+from preheat.engines.beside import guarded, tell_bug
 from preheat.engines.dialects.calls import get
 from preheat.engines.dialects.readings import Capacity
 from preheat.engines.warmers import Warmers, names_slots
@@ -57,11 +58,14 @@ class Gate:
         if worker in self._held:
             return
         attendant = self._attendant_of(worker)
-        if not self._gate_s or attendant is None:
+        if not self._gate_s:
+            return
+        if attendant is None:
             self._router.returned(worker.number, monotonic())
             return
         worker.is_gated = True
-        task = asyncio.get_running_loop().create_task(self._ready(worker, attendant, why))
+        ready = guarded(self._ready(worker, attendant, why), self._on_event, worker.name)
+        task = asyncio.get_running_loop().create_task(ready)
         self._held[worker] = task
         task.add_done_callback(lambda _: self._held.pop(worker, None))
 
@@ -91,6 +95,9 @@ class Gate:
                     await self._fill(worker, attendant)
         except TimeoutError:
             is_late = True
+        except Exception as bug:  # noqa: BLE001  it takes requests all the same
+            is_late = True
+            tell_bug(self._on_event, bug, worker.name)
         finally:
             worker.is_gated = False
         if not is_cold and not is_late:
@@ -100,17 +107,15 @@ class Gate:
         counts.gates += 1
         counts.late += is_late
         counts.held_s += took_s
-        self._on_event(
-            "upstream-ready",
-            {
-                "worker": worker.name,
-                "restored": counts.restored - before.restored,
-                "warmed": counts.warmed - before.warmed,
-                "tokens": counts.tokens - before.tokens,
-                "took_s": round(took_s, 3),
-                "in_time": not is_late,
-            },
-        )
+        fields = {
+            "worker": worker.name,
+            "restored": counts.restored - before.restored,
+            "warmed": counts.warmed - before.warmed,
+            "tokens": counts.tokens - before.tokens,
+            "took_s": round(took_s, 3),
+            "in_time": not is_late,
+        }
+        self._on_event("upstream-ready", fields)
 
     async def _is_cold(self, worker: Worker, attendant: Attendant, why: str) -> bool:
         """Once it answers: whether its cache is thought empty. Who was drained may be the same process."""

@@ -235,8 +235,6 @@ class Group:
                 was_draining, one.is_draining = one.is_draining, is_draining
                 if is_draining:
                     self._members.drained(one)
-                    if self._gate is not None:
-                        self._members.own(self._gate.release(one))
                 elif was_draining:
                     self._hold(one, "drained")
                 return True

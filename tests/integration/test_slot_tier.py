@@ -134,15 +134,6 @@ async def test_a_session_comes_back_after_others_took_its_slot(
 
 
 @pytest.mark.asyncio
-async def test_a_burst_finds_it_in_every_slot(weights: str, tmp_path: Path) -> None:
-    async with rig(weights, tmp_path) as one:
-        kept, ids = await one.kept(0, 1)
-        assert await one.tier.fan_out(kept, [1, 2, 7]) == [1, 2]
-        asked = [one.computed(slot, [*ids, 70 + slot]) for slot in range(SLOTS)]
-        assert await asyncio.gather(*asked) == [400] * SLOTS
-
-
-@pytest.mark.asyncio
 async def test_a_restart_begins_with_the_newest_files(weights: str, tmp_path: Path) -> None:
     async with rig(weights, tmp_path) as one:
         for slot in range(SLOTS):

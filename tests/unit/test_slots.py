@@ -204,6 +204,16 @@ def test_what_others_pushed_out_of_a_slot_is_found_in_the_prompt_cache(
     assert [residency.holds(path(first, first, first)) for first in (1, 2, 3)] == found
 
 
+def keeps(residency: SlotResidency, length: int, now: float) -> bool:
+    """Whether a prompt of so many blocks is kept beside another one, of one, that has taken its slot."""
+    long, other = ([round(1_000 * now) + at for at in range(size)] for size in (length, 1))
+    other = [-one for one in other]
+    for blocks in (long, other):
+        residency.sent(blocks, now)
+        residency.ended(blocks, now + 0.1)
+    return residency.holds(long) == length
+
+
 def test_its_prompt_cache_is_learned_from_answers() -> None:
     residency = SlotResidency(1)
     blocks = path(*range(40))
@@ -211,12 +221,13 @@ def test_its_prompt_cache_is_learned_from_answers() -> None:
     residency.ended(blocks, 1.0)
     residency.sent(path(99), 2.0)
     residency.ended(path(99), 3.0)
-    before = residency.cache_blocks
     residency.found(40, 20.0, 40, 4.0)
-    assert residency.cache_blocks == 38
     assert residency.holds(blocks) == 0
-    residency.found(0, 20.0, 40, 5.0)
-    assert 38 < residency.cache_blocks < before
+    assert keeps(residency, 37, 5.0)
+    assert not keeps(residency, 38, 6.0)
+    residency.found(0, 20.0, 40, 7.0)
+    assert keeps(residency, 38, 8.0)
+    assert not keeps(residency, 39, 9.0)
     assert residency.trust == "confirmed"
 
 

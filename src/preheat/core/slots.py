@@ -78,11 +78,6 @@ class SlotResidency:
         """How many sequences it can compute at once."""
         return len(self._rules.slots)
 
-    @property
-    def cache_blocks(self) -> int:
-        """What its prompt cache is thought to hold."""
-        return self._rules.room
-
     def __len__(self) -> int:
         return len(self._starts)
 

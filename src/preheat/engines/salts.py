@@ -1,4 +1,8 @@
-"""Each tenant's salt for an engine's cache, so that nobody can tell by the time what others have asked."""
+"""Each tenant's salt for an engine's cache, so that nobody can tell by the time what others have asked.
+
+Only requests to chat completions, completions and responses get one. All other paths are sent without,
+`/v1/messages` among them: there tenants share the engine's cache.
+"""
 
 import hmac
 import json

@@ -84,6 +84,15 @@ class StoreError(UpstreamError):
         self.kind = kind
 
 
+def place_of(bug: Exception) -> dict[str, object]:
+    """A defect as it is logged: where it happened, not what was in the values, which may be somebody's text."""
+    trace = bug.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "?"
+    return {"type": type(bug).__name__, "where": where}
+
+
 _STATUS_OF_KIND: Final = {
     "breaker-open": 503,
     "queue": 503,

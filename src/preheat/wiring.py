@@ -291,7 +291,7 @@ def engine(
         else None,
         hearing=_hearing(name, settings, names, link, on_event),
         link=link,
-        lmcache=_lmcache(name, settings, names, on_event),
+        lmcache=_lmcache(name, settings, on_event),
         inject_usage=settings.inject_usage,
         on_event=on_event,
     )
@@ -339,28 +339,30 @@ def _hearing(
     except ConfigError as error:
         raise ConfigError(f"engines.{name}.kv_events: {error}") from None
     return Hearing(
-        hear_at, names, on_event if link is None else _ignore
+        hear_at, names, on_event if link is None else _bugs_of(on_event)
     )  # the learner logs for all
 
 
-def _lmcache(
-    name: str, settings: EngineSettings, names: KvNames, on_event: OnEvent
-) -> LmcacheTier | None:
+def _lmcache(name: str, settings: EngineSettings, on_event: OnEvent) -> LmcacheTier | None:
     """Who asks LMCache, where it stands behind a group."""
     if not settings.lmcache:
         return None
     try:
-        return LmcacheTier(
-            LmcacheRules(settings.lmcache, settings.lmcache_instances), names, on_event
-        )
+        return LmcacheTier(LmcacheRules(settings.lmcache, settings.lmcache_instances), on_event)
     except ValueError as error:
         raise ConfigError(
             f"engines.{name}.lmcache: expected http(s)://host[:port] ({error})"
         ) from None
 
 
-def _ignore(_event: str, _fields: dict[str, object]) -> None:
-    """Said elsewhere."""
+def _bugs_of(on_event: OnEvent) -> OnEvent:
+    """All else is said elsewhere."""
+
+    def tell(event: str, fields: dict[str, object]) -> None:
+        if event == "bug":
+            on_event(event, fields)
+
+    return tell
 
 
 def tenant_keys(settings: Settings) -> dict[str, str]:

@@ -265,6 +265,19 @@ async def test_what_is_in_files_comes_first() -> None:
         assert order == [0]
 
 
+async def test_a_defect_while_it_is_readied_is_told_and_it_takes_requests() -> None:
+    async with fleet() as served:
+
+        async def restore() -> int:
+            raise KeyError("x")
+
+        served.group._group._workers[0].restore = restore
+        served.servers[0].forget()
+        await until(lambda: served.told("upstream-ready", worker="gpu.0", in_time=False))
+        assert served.told("bug", worker="gpu.0", type="KeyError")
+        assert served.state(0) == "well"
+
+
 async def test_without_a_gate_it_gets_requests_at_once() -> None:
     async with fleet(gate_s=0.0) as served:
         served.servers[0].forget()

@@ -1,6 +1,7 @@
 """Two servers of vLLM's kind with LMCache behind them: requests that wait go where they are loaded."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
@@ -10,10 +11,10 @@ import pytest
 
 from engines_faked import Engine, served
 from lmcache_faked import Lmcache
-from preheat.core.kv_names import KvNames
 from preheat.core.routing import POLICIES
 from preheat.core.types import Usage
-from preheat.engines import lmcache_tier
+from preheat.engines import lmcache, lmcache_tier
+from preheat.engines.dialects import DIALECTS
 from preheat.engines.lmcache_fleet import LmcacheRules
 from preheat.engines.lmcache_tier import LmcacheCounts, LmcacheTier
 from preheat.engines.openai import OpenAi
@@ -39,7 +40,7 @@ class Fleet:
         self.cache.instances = {"n0": ("127.0.0.1", port), "n1": ("127.0.0.1", port)}
         self.events: list[tuple[str, dict[str, object]]] = []
         rules = LmcacheRules(url, instances)
-        self.tier = LmcacheTier(rules, KvNames(b"secret"), lambda *one: self.events.append(one))
+        self.tier = LmcacheTier(rules, lambda *one: self.events.append(one))
         self.group = OpenAi(
             "gpu",
             self.urls,
@@ -118,6 +119,36 @@ async def test_a_prompt_goes_to_the_instance_that_can_load_it(
         assert b"loadable=" in answer.placement.reason
         assert made.counts.in_time >= 1
         assert made.counts.failed == 0
+
+
+async def test_a_long_prompt_is_read_and_written_in_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All that is done with as many ids as a prompt has, while requests go on in the event loop."""
+    loop, threads = threading.get_ident(), dict[str, set[bool]]()
+
+    def noted(where: Any, name: str) -> None:
+        sound = getattr(where, name)
+
+        def note(*given: Any, **named: Any) -> Any:
+            threads.setdefault(name, set()).add(threading.get_ident() == loop)
+            return sound(*given, **named)
+
+        monkeypatch.setattr(where, name, note)
+
+    async with fleet() as made:
+        prompt = text("paused", 600)
+        made.cache.store(made.ids(prompt), "n1", "l2", size_bytes=10_000)
+        await made.make_wait()
+        noted(lmcache_tier, "prompt_of")
+        for name in ("lookup", "read_lookup", "prefetch"):
+            noted(lmcache, name)
+        for name in ("tokenise", "read_tokens"):
+            noted(type(DIALECTS["vllm"]), name)
+        assert (await made.send(prompt)).worker == "gpu.1"
+        await until(lambda: made.counts.prefetched == 1)
+    names = {"prompt_of", "tokenise", "read_tokens", "lookup", "read_lookup", "prefetch"}
+    assert threads == {name: {False} for name in names}
 
 
 async def test_who_does_not_wait_is_not_looked_up() -> None:

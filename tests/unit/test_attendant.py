@@ -3,13 +3,17 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
+from typing import cast
 
 import pytest
 
 from preheat.core.breaker import Breaker
 from preheat.core.router import Ask, Router
 from preheat.core.routing import POLICIES
+from preheat.engines import attendant as module
 from preheat.engines.attendant import Attendant
+from preheat.engines.dialects import Dialect
+from preheat.engines.slot_seats import SlotSeats
 from preheat.engines.worker import Worker
 from preheat.transport.client import Client, Timeouts
 
@@ -137,3 +141,37 @@ async def test_rubbish_and_silence_end_nothing(body: bytes | None) -> None:
         await asyncio.sleep(0.1)
         assert attendant.known.load is None
     assert made.queue_s(0, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("ends_at", ["_measure", "_read_load"])
+async def test_a_defect_is_told_and_ends_no_looking(
+    ends_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_AGAIN_S", 0.01)
+    sound, faults = getattr(Attendant, ends_at), [KeyError("x"), OSError("y")]
+
+    async def faulty(self: Attendant, dialect: Dialect) -> None:
+        if faults:
+            raise faults.pop()
+        await sound(self, dialect)
+
+    monkeypatch.setattr(Attendant, ends_at, faulty)
+    made, server = router(), Server({"/v1/models": MODELS, "/metrics": METRICS % (4, 900, 80)})
+    async with attended(server, made) as (attendant, events):
+        await until(lambda: attendant.known.load)
+        assert events == ["upstream-known", "bug", "bug"]
+
+
+async def test_a_slot_folder_that_fails_keeps_no_load_from_being_read() -> None:
+    class Seats:
+        keeper = None
+
+        async def open(self, slot_tokens: int) -> bool:
+            raise PermissionError(13, "Permission denied", "/slots")
+
+    made, server = router(), Server({"/v1/models": MODELS, "/metrics": METRICS % (4, 900, 80)})
+    async with attended(server, made) as (attendant, events):
+        attendant._worker.seats = cast("SlotSeats", Seats())
+        await until(lambda: attendant.known.load)
+        await asyncio.sleep(0.1)
+        assert events == ["upstream-known", "slot-files-off"]

@@ -16,6 +16,7 @@ from preheat.core.router import Ask, Router
 from preheat.core.routing import POLICIES
 from preheat.core.stats import UpstreamCounts
 from preheat.core.tokens import token_blocks
+from preheat.core.told import Change, ToldResidency
 from preheat.engines.kv_ear import KvEar
 from preheat.engines.kv_feed import FeedCounts, OnStep
 from preheat.engines.kv_tokens import read
@@ -149,6 +150,47 @@ async def test_what_another_process_heard_is_taken_likewise() -> None:
         rig.tell(Moved([1, 2], [], "told"))
         await until(lambda: rig.held() == 2)
         assert rig.router.known(1, 0.0).trust == "told"
+
+
+@pytest.mark.parametrize("step", [stored(4), Moved([1, 2, 3, 4], [], "told")])
+@pytest.mark.parametrize("place", ["residency", "index"])
+async def test_a_step_that_a_defect_costs_is_doubted_and_the_next_one_heard(
+    step: Step, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with listening() as rig:
+        rig.names.learn_size(BLOCK)
+        rig.tell(Joined(whole=True))
+        rig.tell(step)
+        await until(lambda: rig.held() == 4)
+        assert rig.router.known(1, 0.0).trust == "told"
+        sound_take, sound_told = ToldResidency.take, rig.router.told
+        faults = [KeyError("somebody's text"), KeyError("again")]
+
+        def take(told: ToldResidency, step: Step, now: float) -> Change:
+            change = sound_take(told, step, now)
+            if place == "residency" and faults:
+                raise faults.pop()
+            return change
+
+        def told(worker: int, change: Change) -> None:
+            if place == "index" and faults:
+                raise faults.pop()
+            sound_told(worker, change)
+
+        monkeypatch.setattr(ToldResidency, "take", take)
+        monkeypatch.setattr(rig.router, "told", told)
+        rig.tell(stored(1, first=900 * BLOCK))
+        await until(lambda: not faults)
+        await asyncio.sleep(0.01)
+        assert rig.router.known(1, 0.0).trust == "doubted"
+        assert rig.ear.counts.lost == 1
+        (said,) = [fields for event, fields in rig.events if event == "bug"]
+        assert (said["worker"], said["type"]) == ("gpu.1", "KeyError")
+        assert "test_kv_ear.py:" in str(said["where"])
+        assert "somebody" not in str(said)
+        held = rig.held()
+        rig.tell(stored(2, first=9_000_000))
+        await until(lambda: rig.held() >= held + 2)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,14 @@
 """What workers and the learner say to each other, as bytes."""
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
+from preheat.core.kv_events import Moved, Step
+from preheat.core.kv_names import KvNames
+from preheat.engines.kv_feed import FeedCounts
+from preheat.engines.kv_link import LearnerLink
 from preheat.wire.kv_link import (
     LEARNER_READS,
     MOST_BYTES,
@@ -52,3 +59,42 @@ def test_too_much_and_half_a_block_are_refused() -> None:
     with pytest.raises(LinkError, match="whole blocks"):
         unpacked(b"1234567")
     assert unpacked(packed(LARGE)) == LARGE
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(20)
+async def test_a_learner_of_another_version_and_a_defect_end_no_link(tmp_path: Path) -> None:
+    """It counts what we don't know of and not all that we do; and whoever takes a step fails once."""
+    path, steps, events = str(tmp_path / "learner.sock"), [], []
+    faults, heard = [KeyError("x")], asyncio.Event()
+
+    def on_step(step: Step) -> None:
+        if isinstance(step, Moved) and step.came and faults:
+            raise faults.pop()
+        steps.append(step)
+        if isinstance(step, Moved) and step.came:
+            heard.set()
+
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        counts = {"received": 3, "of-tomorrow": 9}
+        writer.write(frame(Heard("http://a", packed([7]), b"", "told", 16, counts=counts)))
+        await writer.drain()
+        await heard.wait()
+        writer.close()
+
+    learner = await asyncio.start_unix_server(talk, path)
+    link = LearnerLink(path, "gpu", KvNames(b""), lambda event, _: events.append(event))
+    source = link.hear_at(KvPlace("tcp://*:1", "", "a"), "http://a", "gpu.0", on_step)
+    hearing = asyncio.create_task(source.run())
+    await asyncio.sleep(0)
+    link.start(lambda *_: None)
+    try:
+        async with asyncio.timeout(10):
+            await heard.wait()
+        assert source.counts == FeedCounts(received=3)
+        assert events == ["bug"]
+        assert Moved([7], [], "told") in steps
+    finally:
+        hearing.cancel()
+        await link.aclose()
+        learner.close()

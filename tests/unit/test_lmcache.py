@@ -1,8 +1,11 @@
 """LMCache's answers as the real one gave them (0.5.6), and what is made of them."""
 
+import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import pytest
@@ -11,13 +14,13 @@ from hypothesis import strategies as st
 
 from lmcache_faked import Lmcache
 from preheat import config
-from preheat.core.kv_names import KvNames
 from preheat.core.router import Ask, Loadable, Router
 from preheat.core.routing import POLICIES
 from preheat.core.sharing import Sharing
-from preheat.engines import lmcache
+from preheat.engines import lmcache, lmcache_tier
+from preheat.engines.dialects import DIALECTS
 from preheat.engines.lmcache import Held, Instance, Names
-from preheat.engines.lmcache_fleet import LmcacheRules
+from preheat.engines.lmcache_fleet import Found, LmcacheFleet, LmcacheRules
 from preheat.engines.lmcache_tier import LmcacheTier
 from preheat.errors import ConfigError
 from preheat.gateway.reload import _is_same_group
@@ -263,10 +266,64 @@ def test_servers_in_another_order_are_another_group_where_each_has_its_own_insta
 
 @pytest.mark.asyncio
 async def test_of_those_that_are_never_said_to_have_ended_the_last_ones_are_known() -> None:
-    tier = LmcacheTier(LmcacheRules(URL), KvNames(b""), lambda *_: None)
+    tier = LmcacheTier(LmcacheRules(URL), lambda *_: None)
     for number in range(300):
         ask = Ask("m", [number], session=str(number))
         tier.begun(ask, b"{}", "t", is_over=True)
     tier.begun(Ask("m", [1], session="long"), b" " * 5_000_000, "t", is_over=True)
     assert list(tier._last) == [("t", str(number)) for number in range(44, 300)]
+    await tier.aclose()
+
+
+class Named(NamedTuple):
+    """A worker, as far as it is looked at."""
+
+    url: str = "http://a"
+    number: int = 0
+
+
+class Fleet:
+    """Instead of LMCache: it fails at first, and for prompts without a salt."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+
+    async def open(self, urls: Sequence[str]) -> dict[str, str]:
+        self.opened += 1
+        if self.opened == 1:
+            raise KeyError("x")
+        return dict.fromkeys(urls, "n0")
+
+    async def look_up(self, ids: Sequence[int], salt: str) -> Found:
+        if not salt:
+            raise KeyError("x")
+        return Found(ids, salt, {"n0": Held(len(ids), 1, 0)})
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.mark.asyncio
+async def test_defects_are_told_and_end_neither_opening_nor_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lmcache_tier, "_FIRST_AGAIN_S", 0.01)
+    events: list[tuple[str, dict[str, object]]] = []
+    tier = LmcacheTier(LmcacheRules(URL), lambda *one: events.append(one))
+    await tier._fleet.aclose()
+    tier._fleet = cast("LmcacheFleet", Fleet())
+    tier.follow(cast("Any", {Named(): SimpleNamespace(is_up=True, dialect=DIALECTS["vllm"])}))
+    async with asyncio.timeout(10):
+        while not tier._behind:
+            await asyncio.sleep(0.01)
+    assert [event for event, _ in events] == ["bug", "lmcache-off", "lmcache-on"]
+    ask = Ask("m", [1], prompt_bytes=9_000)
+    for salt, loadable in (("", {}), ("s", {0: 1_500})):
+        body = msgspec.json.encode({"prompt": list(range(1_500)), "cache_salt": salt})
+        lookup = tier.look_up(ask, body, 1.0)
+        assert lookup is not None
+        told = (await lookup.within(ask)).loadable or {}
+        assert {one: held.tokens for one, held in told.items()} == loadable
+    assert [event for event, _ in events[3:]] == ["bug"]
+    assert "test_lmcache.py:" in str(events[3][1]["where"])
     await tier.aclose()

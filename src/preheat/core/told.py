@@ -77,10 +77,10 @@ class ToldResidency:
     @property
     def trust(self) -> Trust:
         """How far it can be relied upon."""
-        if self._said is not None:
-            return self._said
         if self._doubts:
             return "doubted"
+        if self._said is not None:
+            return self._said
         if self._is_whole:
             return "told"
         return "confirmed" if self._right >= _PROOFS else "estimated"

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from preheat.core.router import Router
+from preheat.engines.beside import tell_bug
 from preheat.engines.dialects import DIALECTS, Dialect
 from preheat.engines.dialects.calls import Call
 from preheat.engines.dialects.detection import PROBES, detect
@@ -72,6 +73,9 @@ class Attendant:
                     wait_s = self._poll_s
             except (EngineError, TimeoutError):  # the requests say that it is down, not we
                 wait_s = min(_LATEST_AGAIN_S, 2.0 * wait_s)
+            except Exception as bug:  # noqa: BLE001  nobody else would look after it
+                wait_s = min(_LATEST_AGAIN_S, 2.0 * wait_s)
+                tell_bug(self._on_event, bug, self._worker.name)
             await asyncio.sleep(wait_s)
 
     async def look(self) -> bool | None:
@@ -108,8 +112,8 @@ class Attendant:
         dialect = await self._identified()
         now = time.monotonic()
         if now - self._measured_at >= _CAPACITY_S:
-            self._measured_at = now
             await self._measure(dialect)
+            self._measured_at = now
         await self._open_files()
         await self._read_load(dialect)
 
@@ -155,7 +159,7 @@ class Attendant:
         why = ""
         try:
             has_changed = await seats.open(capacity.tokens)
-        except (ConfigError, EngineError) as error:
+        except (ConfigError, EngineError, OSError) as error:
             has_changed, why = True, str(error)
             self._files_at = now + _LATEST_AGAIN_S
         if has_changed and why != self._why_no_files:

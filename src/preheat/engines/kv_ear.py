@@ -22,6 +22,7 @@ from preheat.core.kv_events import (
 )
 from preheat.core.kv_names import KvNames
 from preheat.core.told import Change, ToldResidency
+from preheat.engines.beside import tell_bug
 from preheat.engines.kv_feed import FeedCounts, OnStep
 from preheat.engines.worker import OnEvent
 from preheat.errors import ConfigError
@@ -88,7 +89,7 @@ class KvEar:
         self._told: ToldResidency | None = None
         self._early: deque[Step] = deque(maxlen=_MOST_EARLY)
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
-        self._overflowed = 0
+        self._missed = 0
         self._is_full = False
         self._quiet_until: dict[str, float] = {}
 
@@ -96,7 +97,7 @@ class KvEar:
     def counts(self) -> FeedCounts:
         """What was heard so far."""
         counts = self._source.counts
-        return msgspec.structs.replace(counts, lost=counts.lost + self._overflowed)
+        return msgspec.structs.replace(counts, lost=counts.lost + self._missed)
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -118,28 +119,43 @@ class KvEar:
         if self._steps.qsize() < _MOST_WAITING:
             self._is_full = False
         elif self._is_full:
-            self._overflowed += 1
+            self._missed += 1
             return
         else:
             self._is_full = True
-            self._overflowed += 1
+            self._missed += 1
             step = Lost(1)
         self._steps.put_nowait(step)
 
     async def _take_all(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(_AGE_S):
-                    step = await self._steps.get()
-            except TimeoutError:
-                if self._told is not None:
-                    change = self._told.aged(time.monotonic())
-                    self._index.told(self._number, change)
-                continue
-            self._say_of(step)
-            for piece in in_pieces(step, _PIECE_BLOCKS):
-                self._take(piece)
+                await self._take_next()
+            except Exception as bug:  # noqa: BLE001  what comes next is worth hearing
+                self._say_bug(bug)
+                self._miss()
                 await asyncio.sleep(0)
+
+    async def _take_next(self) -> None:
+        try:
+            async with asyncio.timeout(_AGE_S):
+                step = await self._steps.get()
+        except TimeoutError:
+            if self._told is not None:
+                self._index.told(self._number, self._told.aged(time.monotonic()))
+            return
+        self._say_of(step)
+        for piece in in_pieces(step, _PIECE_BLOCKS):
+            self._take(piece)
+            await asyncio.sleep(0)
+
+    def _miss(self) -> None:
+        """A defect of ours has cost a step: it is as if nobody had heard it."""
+        self._missed += 1
+        try:
+            self._take(Lost(1))
+        except Exception as bug:  # noqa: BLE001  it doubts before it does anything else
+            self._say_bug(bug)
 
     def _take(self, step: Step) -> None:
         told = self._told
@@ -149,10 +165,9 @@ class KvEar:
             self._early.append(step)
             if not self._is_sized(step):
                 return
-            told = self._told = ToldResidency(
-                block_tokens=self._names.block_tokens, root=self._names.root
-            )
+            told = ToldResidency(block_tokens=self._names.block_tokens, root=self._names.root)
             self._index.hears(self._number, told)
+            self._told = told
             while len(self._early) > 1:
                 self._apply(told, self._early.popleft())
             self._early.clear()
@@ -185,6 +200,9 @@ class KvEar:
                 self._say("kv-events-lost", batches=step.batches)
             case _:
                 pass
+
+    def _say_bug(self, bug: Exception) -> None:
+        tell_bug(lambda event, fields: self._say(event, **fields), bug)
 
     def _say(self, event: str, **fields: object) -> None:
         now = time.monotonic()

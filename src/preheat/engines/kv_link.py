@@ -10,6 +10,7 @@ import msgspec
 
 from preheat.core.kv_events import Moved, Restarted
 from preheat.core.kv_names import KvNames
+from preheat.engines.beside import tell_bug
 from preheat.engines.kv_feed import FeedCounts, OnStep
 from preheat.engines.worker import OnEvent
 from preheat.wire import kv_link as wire
@@ -90,18 +91,21 @@ class LearnerLink:
         lost_at = time.monotonic()
         while True:
             began_at = time.monotonic()
-            with contextlib.suppress(OSError, EOFError, wire.LinkError, msgspec.MsgspecError):
-                async with asyncio.timeout(_CONNECT_S):
-                    reader, self._writer = await asyncio.open_unix_connection(self._path)
-                if is_away:
-                    is_away = False
-                    self._on_event("learner-back", {})
-                try:
-                    await self._talk(reader)
-                finally:
-                    self._writer.close()
-                    self._writer = None
-                    lost_at = time.monotonic()
+            try:
+                with contextlib.suppress(OSError, EOFError, wire.LinkError, msgspec.MsgspecError):
+                    async with asyncio.timeout(_CONNECT_S):
+                        reader, self._writer = await asyncio.open_unix_connection(self._path)
+                    if is_away:
+                        is_away = False
+                        self._on_event("learner-back", {})
+                    try:
+                        await self._talk(reader)
+                    finally:
+                        self._writer.close()
+                        self._writer = None
+                        lost_at = time.monotonic()
+            except Exception as bug:  # noqa: BLE001  without a link nothing is heard any more
+                tell_bug(self._on_event, bug)
             if not is_away and time.monotonic() - lost_at > _AWAY_S:
                 is_away = True
                 self._on_event("learner-away", {})
@@ -179,7 +183,8 @@ class _Told:
 
     def take(self, heard: wire.Heard) -> None:
         """What it says."""
-        self.counts = FeedCounts(**heard.counts)
+        # The learner may be of another version: counts that only one of us has are passed over.
+        self.counts = msgspec.convert(heard.counts, FeedCounts)
         if heard.is_empty:
             self._on_step(Restarted())
         if heard.block_tokens:

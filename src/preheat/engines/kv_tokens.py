@@ -11,6 +11,7 @@ from xxhash import xxh3_64_intdigest
 from preheat.core.kv_names import KvNames
 from preheat.core.token_memo import TokenMemo
 from preheat.core.tokens import token_blocks
+from preheat.engines.beside import aside
 from preheat.engines.dialects import Dialect
 from preheat.engines.dialects.calls import Prompt
 from preheat.errors import EngineError
@@ -19,8 +20,6 @@ WITHIN_S: Final = 0.25
 """What a request waits for its tokens at most, while it is unknown what computing them takes."""
 _SMALL_BYTES: Final = 2_048
 """Less that isn't known of a prompt isn't waited for: 500 tokens that hardly anybody holds yet."""
-_ON_LOOP_BYTES: Final = 4_096
-"""More is read and hashed in a thread."""
 _MOST_BODY_BYTES: Final = 4_194_304
 _MOST_AT_ONCE: Final = 64
 _FAILURES: Final = 8
@@ -151,9 +150,7 @@ class PromptTokens:
             return None
         dialect, body = answer
         size = self._names.block_tokens
-        if len(body) > _ON_LOOP_BYTES:
-            return await asyncio.to_thread(_read_blocks, dialect, body, size, reading.root)
-        return _read_blocks(dialect, body, size, reading.root)
+        return await aside(len(body), _read_blocks, dialect, body, size, reading.root)
 
     def _failed(self) -> None:
         self._failures += 1
@@ -164,6 +161,31 @@ class PromptTokens:
 
 def read(body: bytes, names: KvNames) -> Reading | None:
     """None where its tokens can't be asked for."""
+    asked = _asked_of(body)
+    if asked is None:
+        return None
+    prompt, pieces, tools = asked
+    root = names.asked_root(prompt.model, prompt.salt)
+    # Where another process gives the names, the unit may change: what was in the old one isn't found.
+    parent = xxh3_64_intdigest(
+        b"%b\0%b" % (prompt.model.encode(errors="replace"), tools), root ^ names.block_tokens
+    )
+    digests, sizes = [], []
+    for piece in pieces:
+        parent = xxh3_64_intdigest(bytes(piece), parent)
+        digests.append(parent)
+        sizes.append(len(bytes(piece)))
+    return Reading(digests, sizes, root, prompt)
+
+
+def prompt_of(body: bytes) -> Prompt | None:
+    """The question for a body's tokens; None where there is none. May be asked in a thread."""
+    asked = _asked_of(body)
+    return None if asked is None else asked[0]
+
+
+def _asked_of(body: bytes) -> tuple[Prompt, Sequence[bytes | msgspec.Raw], bytes] | None:
+    """The question, what the prompt is made of, and its tools."""
     try:
         fields = _BODY.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -189,25 +211,13 @@ def read(body: bytes, names: KvNames) -> Reading | None:
         return None
     if any(getattr(fields, name) for name in _ODD):
         return None
-    root = names.asked_root(model, salt)
-    # Where another process gives the names, the unit may change: what was in the old one isn't found.
-    parent = xxh3_64_intdigest(
-        b"%b\0%b" % (model.encode(errors="replace"), bytes(fields.tools)), root ^ names.block_tokens
-    )
-    digests, sizes = [], []
-    for piece in pieces:
-        parent = xxh3_64_intdigest(bytes(piece), parent)
-        digests.append(parent)
-        sizes.append(len(bytes(piece)))
-    return Reading(digests, sizes, root, prompt)
+    return prompt, pieces, bytes(fields.tools)
 
 
 async def _chained(ids: Sequence[int], block_tokens: int, root: int) -> Sequence[int]:
     if min(ids) < 0 or max(ids) >= 2**32:
         return ()
-    if 4 * len(ids) > _ON_LOOP_BYTES:
-        return await asyncio.to_thread(token_blocks, ids, block_tokens, root)
-    return token_blocks(ids, block_tokens, root)
+    return await aside(4 * len(ids), token_blocks, ids, block_tokens, root)
 
 
 def _read_blocks(

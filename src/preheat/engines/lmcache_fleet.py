@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from preheat.engines import lmcache
+from preheat.engines.beside import aside
 from preheat.engines.dialects.calls import Call
 from preheat.engines.direct import Direct
 from preheat.engines.lmcache import Api, Directory, Held, Instance, Names
@@ -19,6 +20,7 @@ _WITHIN_S: Final = 2.0
 _PREFETCH_S: Final = 30.0
 _NAMES_S: Final = 600.0
 """How often it is asked what keys are made with: the coordinator counts all its keys for that."""
+_ID_BYTES: Final = 4
 _POLL_S: Final = 0.02
 _LONGEST_POLL_S: Final = 0.5
 
@@ -74,25 +76,24 @@ class LmcacheFleet:
 
     async def look_up(self, ids: Sequence[int], salt: str) -> Found | None:
         """Who could load this prompt; None where the answer doesn't say."""
+        size = _ID_BYTES * len(ids)
         if self._api == "controller":
-            body = await self._told(lmcache.controller_lookup(ids))
+            body = await self._told(await aside(size, lmcache.controller_lookup, ids))
             one = lmcache.read_controller_lookup(body, len(ids))
             return None if one is None else Found(ids, salt, dict([one]))
         if self._names is None:
             return None
-        body = await self._told(lmcache.lookup(ids, self._names, salt))
-        directory = lmcache.read_lookup(body, len(ids))
-        if directory is None:
-            return None
-        held = {name: directory.held(name) for name in self._instances}
-        return Found(ids, salt, held, directory)
+        body = await self._told(await aside(size, lmcache.lookup, ids, self._names, salt))
+        return await aside(len(body), _read_found, body, ids, salt, tuple(self._instances))
 
     async def prefetch(self, instance: str, found: Found) -> float | None:
         """Bring what lies in that instance's lower tiers to its memory: the seconds that it took; None where there
         was nothing to do."""
         assert self._names is not None
         began_at = time.monotonic()
-        call = lmcache.prefetch(instance, found.ids, self._names, found.salt)
+        ids, salt = found.ids, found.salt
+        size = _ID_BYTES * len(ids)
+        call = await aside(size, lmcache.prefetch, instance, ids, self._names, salt)
         number = lmcache.read_prefetch(await self._told(call))
         if number is None:
             return None
@@ -168,3 +169,12 @@ class LmcacheFleet:
         if not 200 <= status < 300:
             raise EngineError(f"LMCache says {status}", kind=f"status-{status}")
         return body
+
+
+def _read_found(
+    body: bytes, ids: Sequence[int], salt: str, instances: Sequence[str]
+) -> Found | None:
+    directory = lmcache.read_lookup(body, len(ids))
+    if directory is None:
+        return None
+    return Found(ids, salt, {name: directory.held(name) for name in instances}, directory)

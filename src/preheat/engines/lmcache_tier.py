@@ -8,13 +8,13 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from preheat.core.blocks import prefix_of
-from preheat.core.kv_names import KvNames
 from preheat.core.router import Ask, Loadable
 from preheat.core.sharing import Sharing
 from preheat.core.slot_ways import Speed
 from preheat.engines import lmcache
 from preheat.engines.attendant import Attendant
-from preheat.engines.kv_tokens import read
+from preheat.engines.beside import aside, guarded, tell_bug
+from preheat.engines.kv_tokens import prompt_of
 from preheat.engines.lmcache import Held
 from preheat.engines.lmcache_fleet import Found, LmcacheFleet, LmcacheRules
 from preheat.engines.worker import OnEvent, Worker
@@ -66,11 +66,10 @@ class LmcacheTier:
     request waits; and what a session that is over has left in memory makes room.
     """
 
-    def __init__(self, rules: LmcacheRules, names: KvNames, on_event: OnEvent) -> None:
+    def __init__(self, rules: LmcacheRules, on_event: OnEvent) -> None:
         """Connect to nothing yet. Raises ValueError for a url that can't be."""
         self.counts = LmcacheCounts()
         self._fleet = LmcacheFleet(rules)
-        self._names = names
         self._on_event = on_event
         self._attendants: Mapping[Worker, Attendant] = {}
         self._behind: dict[int, str] = {}  # by the worker's number
@@ -171,6 +170,9 @@ class LmcacheTier:
                 behind = await self._fleet.open([one.url for one in workers])
             except (ConfigError, EngineError) as error:
                 behind, why = {}, str(error)
+            except Exception as bug:  # noqa: BLE001  it is asked again
+                behind, why = {}, f"a defect of ours: {type(bug).__name__}"
+                tell_bug(self._on_event, bug)
             self._behind = {one.number: behind[one.url] for one in workers if one.url in behind}
             if why != self._why:
                 self._why = why
@@ -196,21 +198,23 @@ class LmcacheTier:
 
     async def _tokenised(self, body: bytes) -> tuple[list[int], str] | None:
         """A prompt's ids and its salt; None where they can't be known."""
-        reading = read(body, self._names) if len(body) <= _MOST_BODY_BYTES else None
+        size = len(body)
+        prompt = await aside(size, prompt_of, body) if size <= _MOST_BODY_BYTES else None
         able = [one for one in self._attendants.values() if one.is_up and one.dialect is not None]
-        if reading is None or not able:
+        if prompt is None or not able:
             return None
-        prompt = reading.prompt
         if prompt.ids is not None:
             return list(prompt.ids), prompt.salt
         self._turn = (self._turn + 1) % len(able)
         dialect = able[self._turn].dialect
-        call = None if dialect is None else dialect.tokenise(prompt)
+        call = None if dialect is None else await aside(size, dialect.tokenise, prompt)
         try:
             told = None if call is None else await able[self._turn].told(call)
         except TimeoutError:
             return None
-        tokens = None if told is None or dialect is None else dialect.read_tokens(told)
+        if told is None or dialect is None:
+            return None
+        tokens = await aside(len(told), dialect.read_tokens, told)
         if tokens is None or not tokens.ids or len(tokens.ids) > lmcache.MOST_TOKENS:
             return None
         return tokens.ids, prompt.salt
@@ -236,9 +240,9 @@ class LmcacheTier:
             self._failures = 0
             self._resting_until = time.monotonic() + _REST_S
 
-    def own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Do it beside the requests, until it is done or all ends."""
-        task = asyncio.get_running_loop().create_task(work)
+    def own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T | None]:
+        """Do it beside the requests, until it is done or all ends. A defect of ours is told: None comes of it."""
+        task = asyncio.get_running_loop().create_task(guarded(work, self._on_event))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

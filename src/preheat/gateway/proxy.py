@@ -23,7 +23,7 @@ from preheat.core.types import (
     Reject,
     Request,
 )
-from preheat.errors import EngineError, RequestError
+from preheat.errors import EngineError, RequestError, place_of
 from preheat.gateway import heads
 from preheat.gateway.departures import Departures
 from preheat.gateway.flights import Flight
@@ -529,9 +529,5 @@ class _RequestLine(msgspec.Struct, kw_only=True, gc=False):
 
 
 def log_bug(log: Log, bug: Exception) -> None:
-    """Where it happened, not what was in the values: those may be somebody's text."""
-    trace = bug.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "?"
-    log.event("bug", type=type(bug).__name__, where=where)
+    """A line about a defect of ours."""
+    log.event("bug", **place_of(bug))

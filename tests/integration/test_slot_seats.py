@@ -299,3 +299,18 @@ async def test_files_of_a_server_that_was_never_reached_are_erased_too(
         assert not list(tmp_path.glob("*-*.kv"))
     finally:
         await engine.aclose()
+
+
+async def test_what_one_server_has_written_another_loads(weights: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"slots": 2, "cache_ram_mib": 0, "slot_save_path": str(tmp_path)}
+    with bare_llama(weights, **settings) as url, bare_llama(weights, **settings) as other:
+        async with served(url, other, folder=tmp_path) as engine:
+            engine.set_draining("many.1", is_draining=True)
+            for session in range(4):
+                first = await ask(engine, session, text(session))
+            engine.set_draining("many.0", is_draining=True)
+            await until(lambda: engine.workers()[0].unsaved_slots == 0)
+            engine.set_draining("many.1", is_draining=False)
+            for session in range(4):
+                again = await ask(engine, session, text(session) + " and on")
+                assert again.cached_tokens >= 0.95 * first.input_tokens

@@ -117,7 +117,7 @@ class Group:
             return await workers[0].ask(method, path, headers, body)
         self._choice.budget.earn()
         whose = Whose(tenant, session, state)
-        ask = self._ask_of(body, whose)
+        ask = self._with_files(self._ask_of(body, whose), whose)
         lookup = None if ask is None else self._look_up(ask, body, whose)
         if ask is not None:
             ask = await self._known(ask, body, lookup)
@@ -342,6 +342,19 @@ class Group:
             return None
         prefix = prefix_of(body, whose.tenant.encode())
         return Ask(prefix.model, prefix.blocks, BLOCK_BYTES, prefix.prompt_bytes, whose.session)
+
+    def _with_files(self, ask: Ask | None, whose: Whose) -> Ask | None:
+        """The same with what each server could load of it from files of slots."""
+        if ask is None or len(self._workers) < 2:
+            return ask
+        told = {
+            one.number: found
+            for one in self._workers
+            if one.seats is not None
+            and one.seats.keeper is not None
+            and (found := one.seats.keeper.loadable(whose.tenant, ask.blocks)) is not None
+        }
+        return msgspec.structs.replace(ask, loadable=told) if told else ask
 
     async def _known(self, ask: Ask, body: bytes, lookup: Lookup | None) -> Ask:
         """The same with what can be known in time of where it lies."""

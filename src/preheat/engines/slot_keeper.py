@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 import msgspec
 
 from preheat.core.costs import ServiceModel
 from preheat.core.pauses import Pauses
+from preheat.core.router import Loadable
 from preheat.core.slot_desk import Freed, Holding, Seat, SlotDesk
 from preheat.core.slot_ways import Prospect, Way, quickest
 from preheat.engines.slot_leaders import Leader, Leaders, Wanted
@@ -45,8 +46,14 @@ class SlotKeeper:
     """
 
     def __init__(
-        self, tier: SlotTier, *, slots: int, clock: Callable[[], float] = time.monotonic
+        self,
+        tier: SlotTier,
+        *,
+        slots: int,
+        shelf: SlotShelf | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`shelf` is that of the tier's folder, where several servers share it."""
         self._tier = tier
         self._desk = SlotDesk(slots)
         self._pauses = Pauses()
@@ -60,7 +67,14 @@ class SlotKeeper:
         self._saver: asyncio.Task[None] | None = None
         self._saving: int | None = None  # the slot that is being saved ahead
         self._handing: set[asyncio.Task[None]] = set()
-        self._shelf = SlotShelf(tier.folder)
+        self._shelf = SlotShelf(tier.folder) if shelf is None else shelf
+
+    def loadable(self, tenant: str, blocks: Sequence[int]) -> Loadable | None:
+        """What it could load of a prompt from files."""
+        file = self._shelf.find(tenant, blocks)
+        if file is None or not file.tokens:
+            return None
+        return Loadable(file.tokens, self._tier.fetch_s(file.kept) + self._tier.load_s(file.kept))
 
     async def seat(self, wanted: Wanted, service: ServiceModel | None) -> Seated:
         """A slot for it, in the order of asking; what it has of the prompt is there when this returns.

@@ -11,6 +11,7 @@ import msgspec
 from preheat.engines.direct import Direct
 from preheat.engines.slot_folder import SlotFolder
 from preheat.engines.slot_keeper import SlotKeeper
+from preheat.engines.slot_shelf import SlotShelf
 from preheat.engines.slot_tier import Counts, SlotTier, identity_of, slot_tier
 
 _NO_MODEL: Final = "none"
@@ -35,6 +36,7 @@ class SlotFolders:
     def __init__(self, rules: SlotRules) -> None:
         self._rules = rules
         self._open: dict[Path, SlotFolder] = {}
+        self._shelves: dict[Path, SlotShelf] = {}
         self._lock = threading.Lock()
 
     def at(self, position: int) -> Path | None:
@@ -48,6 +50,10 @@ class SlotFolders:
         """The folder with that model's files. Blocks, and may be asked by several threads. Raises ConfigError."""
         with self._lock:
             return self._opened(path, identity)
+
+    def shelf(self, path: Path) -> SlotShelf:
+        """What is known of the files of a folder that is open, by whichever server they were written."""
+        return self._shelves[path]
 
     def erase(self, tenant: str) -> int:
         """Delete a tenant's files in all of them, those of servers that were never reached too; how many
@@ -72,6 +78,7 @@ class SlotFolders:
         )
         made.open(time.time())
         self._open[path] = made
+        self._shelves[path] = SlotShelf(made)
         return made
 
 
@@ -114,7 +121,7 @@ class SlotSeats:
         await self._close()
         folder = await asyncio.to_thread(self._folders.opened, self._path, identity)
         self._tier = tier = await slot_tier(self._direct, folder)
-        self.keeper = SlotKeeper(tier, slots=tier.slots)
+        self.keeper = SlotKeeper(tier, slots=tier.slots, shelf=self._folders.shelf(self._path))
         return True
 
     def restarted(self) -> None:

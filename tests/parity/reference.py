@@ -14,6 +14,7 @@ from preheat import wiring
 from preheat.core.stats import snapshot
 from preheat.core.types import Request, RequestId
 from preheat.gateway.hosting import Alone
+from preheat.gateway.hot_sets import HotSets
 from preheat.gateway.intake import LOCAL_TENANT
 from preheat.gateway.table import engines_of, table_of
 from preheat.gateway.upstreams import Upstreams
@@ -30,8 +31,10 @@ class Reference:
         log = Log(io.BytesIO())
         self._parts = wiring.Parts(chosen, log)
         self._diary = Diary(self._parts.controller)
-        upstreams = Upstreams(table_of(chosen, engines_of(chosen, log, Alone())), b"parity")
-        self._keyring = wiring.keyring(chosen, wiring.secret(chosen), upstreams.identity_of)
+        secret, hot_sets = wiring.secret(chosen), HotSets(self._parts.ledger)
+        engines = engines_of(chosen, log, Alone(), secret, hot_sets.of)
+        upstreams = Upstreams(table_of(chosen, engines), b"parity")
+        self._keyring = wiring.keyring(chosen, secret, upstreams.identity_of)
         self._partition = self._keyring.partition(LOCAL_TENANT, PATH.decode(), "")
         self._asked = asked
         self._words = words

@@ -1,7 +1,6 @@
 """The doctor's command in this process, and what it found."""
 
 import json
-import socket
 from typing import Any
 
 import pytest
@@ -36,8 +35,3 @@ def remarks(found: dict[str, Any]) -> dict[str, str]:
     """Severities of what isn't as it should be."""
     findings = {check: one for check, one in found.items() if isinstance(one, dict)}
     return {check: one["severity"] for check, one in findings.items() if one["severity"] != "ok"}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])

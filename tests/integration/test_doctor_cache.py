@@ -10,8 +10,9 @@ import pytest
 
 from bare_llama import bare_llama
 from dialect_bodies import ALL
-from doctor_asked import Examine, free_port, remarks
+from doctor_asked import Examine, remarks
 from engines_faked import Engine, served
+from ports import free_port
 from preheat.cli import main
 from preheat.lab.diagnosis.server import MOST_COMPUTED, MOST_FREE
 from tiny_model import write_tiny_gguf

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from ports import free_port
+
 pytest.importorskip("zmq", reason="KV events need pyzmq")
 
-from doctor_asked import Examine, free_port, remarks
+from doctor_asked import Examine, remarks
 from engines_faked import Engine, as_events
 from kv_engine import Publisher
 from preheat.lab.diagnosis import events

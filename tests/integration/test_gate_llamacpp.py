@@ -2,11 +2,12 @@
 
 import asyncio
 import json
-import socket
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+from ports import free_port
 
 pytest.importorskip("xllamacpp", reason="the embedded engine isn't installed")
 pytest.importorskip("gguf", reason="the tiny model is written with gguf")
@@ -44,12 +45,6 @@ def hot(system: dict[str, str]) -> Hot:
         text_bytes=len(system["content"]),
         blocks=prefix_of(body, b"").blocks[: block_ends(body, 1)[0]],
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def ask(group: OpenAi, system: dict[str, str], question: str) -> tuple[str, int]:

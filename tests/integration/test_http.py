@@ -4,7 +4,6 @@ import json
 import random
 import re
 import signal
-import socket
 import ssl
 import subprocess
 import threading
@@ -18,6 +17,7 @@ import pytest
 
 from harness import Fake, Gateway, chat, running
 from memory import PeakMemory
+from ports import free_port
 from rawclient import Answer, Raw, chunked, get, post
 
 MIB = 1_048_576
@@ -968,12 +968,6 @@ def test_readiness_ends_when_a_drain_begins(gateway: Gateway, fake: Fake, tmp_pa
         wait_for(lambda: admin.ask(get("/readyz")).status == 503)
         assert admin.ask(get("/healthz")).status == 200
         assert said(slow.answer()) == "slow"
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 @pytest.mark.parametrize("how", ["second-signal", "time-limit"])

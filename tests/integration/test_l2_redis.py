@@ -16,8 +16,9 @@ import pytest
 from comparison import Comparison, shown
 from crowd import at_once, clients, kinds, said, wait_for
 from harness import Fake, Gateway, chat, running
+from ports import free_port
 from rawclient import post
-from redis_server import RedisServer, SlowWay, free_port
+from redis_server import RedisServer, SlowWay
 
 CHAT = "/v1/chat/completions"
 ONLY = {"Cache-Control": "only-if-cached"}

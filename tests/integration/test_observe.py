@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from doctor_asked import free_port
 from engines_faked import Engine, Reply, as_events, served
 from harness import Fake
 from kv_engine import Publisher
+from ports import free_port
 from preheat.cli import main
 from preheat.cli.screen import Screen
 

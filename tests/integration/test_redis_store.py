@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import uvloop
 
+from ports import free_port
 from preheat.core.types import Epoch, Invalidation, Key
 from preheat.errors import ConfigError, StoreError
 from preheat.stores.redis import Redis, _findings
-from redis_server import RedisServer, SlowWay, free_port
+from redis_server import RedisServer, SlowWay
 
 LATER = time.time() + 1000
 

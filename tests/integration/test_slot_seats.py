@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from bare_llama import bare_llama
+from ports import free_port
 from preheat.core.routing import POLICIES
 from preheat.core.types import SessionState, Usage
 from preheat.engines import slot_seats
@@ -118,13 +118,6 @@ def usage_of(response: Response, told: dict[str, Any], *, calls_tool: bool) -> U
 
 def told(events: list[tuple[str, dict[str, object]]], name: str, **fields: object) -> bool:
     return any(one == name and fields.items() <= has.items() for one, has in events)
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 async def test_sessions_that_were_pushed_out_of_their_slot_find_their_prefix_again(

@@ -168,11 +168,12 @@ class SlotKeeper:
             filled += is_there
         return filled
 
-    def erase(self, tenant: str) -> None:
-        """What the slots hold of a tenant is found and written by nobody; of any request under way
-        neither."""
+    async def erase(self, tenant: str) -> None:
+        """Delete a tenant's files, behind what is being written; what the slots hold of it is found and
+        written by nobody, of any request under way neither."""
         self._desk.erase(tenant)
         self._erasures += 1
+        await self._tier.erase(tenant)
 
     def restarted(self) -> None:
         """The server is another process: its slots are empty."""
@@ -274,7 +275,11 @@ class SlotKeeper:
         return quickest(prospect).way == "restore"
 
     async def _saved(self, slot: int, holding: Holding, *, at_once: bool = False) -> bool:
+        erasures = self._erasures
         move = await (self._tier.save_now if at_once else self._tier.save)(slot, holding)
+        if move.ok and erasures != self._erasures:  # it may have been this tenant's
+            await self._tier.erase(holding.tenant)
+            return False
         if move.ok:
             self._desk.saved(slot, holding)
             self._shelf.wrote(holding)

@@ -612,3 +612,17 @@ async def test_a_server_that_broke_down_is_thought_empty_when_it_is_back() -> No
             assert (await reason())[1].startswith(b"overlap=0, best=0")
         finally:
             await engine.aclose()
+
+
+async def test_a_defect_in_what_goes_on_beside_the_requests_is_told() -> None:
+    events: list[tuple[str, dict[str, object]]] = []
+
+    async def broken() -> None:
+        raise KeyError("a prompt's text")
+
+    async with Peer() as one, group_of(one, on_event=lambda *told: events.append(told)) as engine:
+        engine._group._members.own(broken())
+        await until(lambda: events)
+        assert (await ask(engine)).status == 200
+    assert [name for name, _ in events] == ["bug"]
+    assert "a prompt's text" not in str(events)

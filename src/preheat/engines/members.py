@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from preheat.core.breaker import Breaker
 from preheat.core.router import Router
+from preheat.engines.beside import tell_bug
 from preheat.engines.slot_seats import SlotFolders, SlotRules, SlotSeats
 from preheat.engines.worker import Headers, HttpClient, OnEvent, Worker, name_at
 from preheat.errors import ConfigError
@@ -109,10 +110,10 @@ class Members:
         self.own(self._save(worker))
 
     def own(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do it beside the requests, as long as the group is there."""
+        """Do it beside the requests, as long as the group is there; a defect in it is told."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
 
     async def erase(self, tenant: str) -> int:
@@ -180,6 +181,12 @@ class Members:
                 )
         finally:
             self._watcher = None
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        bug = None if task.cancelled() else task.exception()
+        if isinstance(bug, Exception):
+            tell_bug(self._on_event, bug, None)
 
     async def _save(self, worker: Worker) -> None:
         keeper = None if worker.seats is None else worker.seats.keeper

@@ -139,3 +139,11 @@ def test_its_memory_does_not_grow_with_the_requests_it_has_seen(name: str) -> No
     finally:
         tracemalloc.stop()
     assert grown_bytes < 200_000
+
+
+@every_policy
+def test_after_requests_that_took_next_to_nothing_a_long_one_goes_somewhere(name: str) -> None:
+    policy = POLICIES[name]()
+    for now, miss_s in enumerate([5e-324, 5e-324, 1e4, 1e4, 0.0]):
+        workers = [Candidate(one, miss_s=miss_s, queue_s=miss_s) for one in range(3)]
+        assert policy.choose(Placing(1_000, [1], 512), workers, float(now)) in range(3)

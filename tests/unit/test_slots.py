@@ -231,6 +231,46 @@ def test_its_prompt_cache_is_learned_from_answers() -> None:
     assert residency.trust == "confirmed"
 
 
+def pushed_out(index: PrefixIndex, blocks: list[int], now: float) -> None:
+    """It is no longer in the only slot."""
+    index.ended(index.sent(0, blocks, now), now + 0.1, None)
+    other = path(round(now), 1, 1)
+    index.ended(index.sent(0, other, now + 0.2), now + 0.3, 0.0)
+
+
+def test_a_prompt_cache_in_which_the_first_hoped_for_isn_t_is_none() -> None:
+    index = PrefixIndex()
+    index.has_slots(0, 1)
+    one, two = path(10, 11, 12, 13, 14), path(20, 21, 22, 23, 24)
+    pushed_out(index, two, 1.0)
+    pushed_out(index, one, 2.0)
+    assert index.residency(0).holds(one) == index.residency(0).holds(two) == 5
+    index.ended(index.sent(0, one, 3.0), 4.0, 0.0)
+    assert index.overlaps(two) == {}
+    assert index.overlaps(one) == {0: 5}  # it was computed, and is in the slot
+    assert index.residency(0).life == 0
+    # What the slots hold is believed as before.
+    index.ended(index.sent(0, one, 5.0), 6.0, 5.0)
+    pushed_out(index, one, 7.0)
+    assert index.overlaps(one) == {}
+    # One that has more than it can have without one has one after all.
+    index.ended(index.sent(0, two, 8.0), 9.0, 4.0)
+    pushed_out(index, two, 10.0)
+    assert index.residency(0).holds(two) == 5
+
+
+def test_a_prompt_cache_that_was_seen_once_isn_t_none_for_one_miss() -> None:
+    index = PrefixIndex()
+    index.has_slots(0, 1)
+    one, two = path(10, 11, 12, 13, 14), path(20, 21, 22, 23, 24)
+    pushed_out(index, one, 1.0)
+    index.ended(index.sent(0, one, 2.0), 3.0, 5.0)
+    pushed_out(index, two, 4.0)
+    pushed_out(index, one, 5.0)
+    index.ended(index.sent(0, one, 6.0), 7.0, 0.0)
+    assert index.residency(0).holds(path(5, 1, 1)) == 3  # it is smaller, and that isn't too old
+
+
 def test_a_server_that_finds_nothing_twice_was_restarted() -> None:
     index = PrefixIndex()
     index.has_slots(3, 2)

@@ -34,6 +34,8 @@ class Slot(Generic[S]):
         self.used_at = -1.0
         self.holds: S | None = None
         self.is_busy = False
+        self.is_given_back = False
+        """Whether its last prompt began with what the cache had given back."""
 
 
 class SlotRules(Generic[S]):
@@ -69,12 +71,13 @@ class SlotRules(Generic[S]):
         if picked is None:
             return None
         slot, is_exchanged = picked
+        slot.is_given_back = False
         if is_exchanged:
             self._save(slot.holds, self.cache)
             found = self._better(slot.holds, prompt, self.cache)
             if found is not None:
                 self.cache.remove(found)
-                slot.holds = found
+                slot.holds, slot.is_given_back = found, True
         shared = self._shared(slot.holds, prompt)
         slot.holds, slot.is_busy = prompt, True
         for idle in self.slots:

@@ -47,7 +47,8 @@ class SlotResidency:
     prefix has ended: then a follower may be cheaper to hold back than to compute twice.
 
     Answers aren't in the blocks; so a sequence here is a little shorter than the server's. The prompt
-    cache's size isn't told by the server: `cache_blocks` is given, or learned from answers.
+    cache's size isn't told by the server: `cache_blocks` is given, or learned from answers. The first
+    answer for which the cache was hoped says whether there is one at all.
     """
 
     def __init__(self, slots: int, cache_blocks: int | None = None) -> None:
@@ -55,7 +56,8 @@ class SlotResidency:
         """How often it was cleared: who was sent there before holds nothing any more."""
         self.capacity_blocks = 0
         """What its slots hold together, as it says; 0 where it doesn't."""
-        self._is_size_known = cache_blocks is not None
+        self._is_size_known = self._has_cache = cache_blocks is not None
+        self._is_of_cache = False  # what the last one that ended had hoped for
         self._rules = _rules(slots, USUAL_CACHE_BLOCKS if cache_blocks is None else cache_blocks)
         self._witness = Witness()
         self._running: dict[_Sequence, Slot[_Sequence]] = {}  # the oldest first
@@ -139,6 +141,14 @@ class SlotResidency:
         """What an answer said was cached, in blocks, where `hoped_blocks` were thought to be there.
         Returns what isn't there after all."""
         verdict = self._witness.hears(hoped_blocks, found_blocks, prompt_blocks)
+        is_of_cache, self._is_of_cache = self._is_of_cache, False
+        if is_of_cache and not self._has_cache:
+            if verdict in ("less", "wiped"):
+                self._witness.cleared()  # of the slots it says nothing
+                self._rules.resize(0)
+                self._recount()
+                return self._left()
+            self._has_cache = verdict in ("as-hoped", "more")
         if verdict == "wiped":
             return self.cleared()
         if not self._is_size_known:
@@ -147,7 +157,8 @@ class SlotResidency:
                 used = sum(len(one.blocks) for one in self._rules.cache)
                 self._rules.resize(int(min(room, used) * _SHRINK))
             elif verdict == "more":
-                self._rules.resize(min(_MOST_BLOCKS, int(room * _GROW) + 1))
+                larger = int(room * _GROW) + 1 if room else USUAL_CACHE_BLOCKS
+                self._rules.resize(min(_MOST_BLOCKS, larger))
             self._recount()
         return self._left()
 
@@ -193,6 +204,7 @@ class SlotResidency:
     def _end(self, blocks: Sequence[int], now: float, known: int | None) -> None:
         one = _same((*self._running, *self._waiting), blocks)
         slot = None if one is None else self._running.pop(one, None)
+        self._is_of_cache = slot is not None and slot.is_given_back
         if slot is not None:
             slot.is_busy, slot.used_at = False, now
             if known is not None:

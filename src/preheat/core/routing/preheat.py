@@ -102,13 +102,14 @@ class Preheat:
         would cost 10 µs a request."""
         workers = len(candidates)
         rate = 0.0
-        if self._backlog_s > 0.0:
+        seen = self._mean_s > _IDLE_S  # a mean of nothing divides by nothing
+        if seen and self._backlog_s > 0.0:
             rate = (self._delayed + self._prior) / (
                 self._backlog_s + 2.0 * self._prior * self._mean_s
             )
         backlog_s = sum([one.queue_s for one in candidates]) / workers
         # Before anything was learned D is the wait itself.
-        excess, mean_s = (self._excess, self._mean_s) if self._mean_s > 0.0 else (0.0, 1.0)
+        excess, mean_s = (self._excess, self._mean_s) if seen else (0.0, 1.0)
         square = backlog_s * backlog_s
         before = square * (0.5 + 0.25 * excess * (backlog_s / mean_s) ** 2)
         costs = []

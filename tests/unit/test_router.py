@@ -115,11 +115,28 @@ def test_what_the_engine_had_corrects_what_was_hoped() -> None:
 
 def test_an_engine_that_tells_no_counts_is_believed_to_hold_what_was_sent() -> None:
     made = router()
-    holder = serve(made, ask(*range(20)), 0.0).worker
+    first = made.place(ask(*range(20)), FLEET, 0.0).ticket
+    made.ended(first, Usage(20 * 128, 8), 3.0)
+    holder = first.worker
     for now in range(1, 5):
         ticket = made.place(ask(*range(20), 77 + now), FLEET, 10.0 * now).ticket
         made.ended(ticket, Usage(21 * 128, 8), 10.0 * now + 3.0)
     assert made.index.overlaps(range(20)) == {holder: 20}
+
+
+def test_a_zero_that_is_left_out_corrects_too_once_counts_were_told() -> None:
+    made = router()
+    same = ask(*range(20))
+    silent = Usage(2_560, 8)
+    made.ended(made.place(same, [0], 0.0).ticket, silent, 1.0)
+    assert not made.tells(0)
+    assert made.place(same, [0], 2.0).overlap_tokens > 2_000, "it may be one that never tells"
+    made.ended(made.place(same, [0], 10.0).ticket, Usage(2_560, 8, 2_500, tells_cached=True), 11.0)
+    assert made.tells(0)
+    assert not made.tells(1)
+    made.ended(made.place(same, [0], 20.0).ticket, silent, 21.0)
+    assert (made.known(0, 22.0).input_tokens, made.known(0, 22.0).cached_tokens) == (5_120, 2_500)
+    assert made.counted(1, silent) == silent
 
 
 def test_speeds_are_learned_where_no_counts_of_cached_tokens_are_told() -> None:
@@ -147,6 +164,23 @@ def test_a_session_without_hashes_goes_back_to_its_worker() -> None:
         back = made.place(ask(session="s", prompt_bytes=40_000), FLEET, 10.0 * now + 5.0).ticket
         made.ended(back, None, 10.0 * now + 6.0)
         assert back.worker == home.worker
+
+
+@pytest.mark.parametrize("policy", ["preheat", "session"])
+def test_a_session_is_its_tenants(policy: str) -> None:
+    made = router(policy)
+    named = {
+        tenant: Ask("m", (), 512, 40_000, "the same", tenant=tenant) for tenant in ("one", "two")
+    }
+    first = made.place(named["one"], FLEET, 0.0).ticket
+    made.ended(first, Usage(10_000, 8), 5.0)
+    others = [number for number in FLEET if number != first.worker]
+    second = made.place(named["two"], others, 10.0).ticket
+    made.ended(second, Usage(10_000, 8), 15.0)
+    for now, tenant, worker in ((20.0, "one", first.worker), (30.0, "two", second.worker)):
+        ticket = made.place(named[tenant], FLEET, now).ticket
+        assert ticket.worker == worker, tenant
+        made.ended(ticket, Usage(10_000, 8), now + 5.0)
 
 
 def test_what_failed_before_its_first_byte_left_nothing_and_holds_up_nobody() -> None:

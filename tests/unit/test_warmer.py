@@ -29,7 +29,7 @@ class Vllm(Direct):
         self.asked: list[dict[str, Any]] = []
         self.waiting = 0
         self.takes_priority = True
-        self.tells_cached = True
+        self.tells_cached = self.tells_zero = True
         self.status = 200
         self.is_down = False
         self.hold = asyncio.Event()
@@ -75,7 +75,7 @@ class Vllm(Direct):
         cache = self.caches.setdefault(fields.get("cache_salt", ""), BlockLru(1_000, BLOCK))
         usage: dict[str, Any] = {"prompt_tokens": len(ids), "completion_tokens": 1}
         held = cache.serve(ids) // BLOCK * BLOCK
-        if self.tells_cached:
+        if self.tells_cached and (held or self.tells_zero):
             usage["prompt_tokens_details"] = {"cached_tokens": held}
         return 200, msgspec.json.encode({"usage": usage})
 
@@ -263,6 +263,28 @@ async def test_an_engine_that_doesnt_tell_leaves_it_unknown() -> None:
     server.tells_cached = False
     await warmed(server)
     assert (await warmer_of(server).prove(prompt())).verdict == "unknown"
+
+
+@pytest.mark.asyncio
+async def test_one_that_leaves_out_a_zero_is_told_from_one_that_never_tells() -> None:
+    server = Vllm()
+    server.tells_zero = False
+    await warmed(server)
+    warmer = warmer_of(server)
+    assert (await warmer.prove(prompt())).verdict == "proven"
+    server.caches.clear()
+    asked = len(server.asked)
+    proof = await warmer.prove(prompt())
+    assert (proof.verdict, proof.cached_tokens) == ("refuted", 0)
+    assert len(server.asked) == asked + 2, "what the first has computed the second finds"
+
+    server.caches.clear()
+    assert (await warmer.prove(prompt(), tells=True)).verdict == "refuted"
+    assert len(server.asked) == asked + 3, "who is known to tell isn't asked twice"
+
+    short = Prompt(model="m", messages=[{"role": "system", "content": "w" * BLOCK}])
+    assert (await warmer.prove(short)).verdict == "unknown"
+    assert len(server.asked) == asked + 4, "of no whole block nobody can tell"
 
 
 @pytest.mark.asyncio

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from preheat.core.adapters import Adapters
 from preheat.core.beside import Ghost, Shadow
 from preheat.core.costs import Errors, ServiceLearner, ServiceModel, ServiceTimes, Timing
 from preheat.core.index import PrefixIndex, Stay
@@ -47,9 +48,9 @@ class Loadable(NamedTuple):
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
     """What the router may know of a request. `blocks` are hashes of `block_bytes` bytes each of its
-    prompt of `prompt_bytes`, chained, root first. `token_blocks` are those of its tokens, `block_tokens`
+    prompt of `prompt_bytes`, chained, root first. A `session`'s name is its tenant's. `token_blocks` are those of its tokens, `block_tokens`
     each, where they are known: what workers that tell by events are looked up by. `loadable` is by
-    worker."""
+    worker, and so are the seconds until its adapter is there (`core.adapters`)."""
 
     model: str
     blocks: Sequence[int] = ()
@@ -59,6 +60,8 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     token_blocks: Sequence[int] = ()
     block_tokens: int = 0
     loadable: Mapping[int, Loadable] | None = None
+    adapter_s: Mapping[int, float] | None = None
+    tenant: str = ""
 
 
 class Ticket(msgspec.Struct, gc=False):
@@ -144,6 +147,7 @@ class _Lane:
         self.reported_s = 0.0  # what others have sent there, by the worker's own word
         self.reported_at = 0.0  # when it said so; it is being done since
         self.input_tokens = self.cached_tokens = self.ghost_tokens = 0
+        self.tells = False
         self.shadow_agreed = self.shadow_differed = 0
         self.shadow_sooner_s = 0.0
 
@@ -199,8 +203,15 @@ class Router:
     bytes a token too; so nobody states an engine's speed.
     """
 
-    def __init__(self, policy: RoutingPolicy, *, shadow: RoutingPolicy | None = None) -> None:
+    def __init__(
+        self,
+        policy: RoutingPolicy,
+        *,
+        shadow: RoutingPolicy | None = None,
+        adapters: Adapters | None = None,
+    ) -> None:
         self.index = PrefixIndex()
+        self.adapters = adapters or Adapters()
         self.warmed = WarmedPrefixes()
         self._policy = self._ramp = Ramp(policy)
         self._shadow = None if shadow is None else Shadow(shadow)
@@ -261,12 +272,13 @@ class Router:
         tokens = max(1, round(ask.prompt_bytes / token_bytes))
         block_tokens = ask.block_bytes / token_bytes
         service = self._service[ask.model] or _UNKNOWN
-        placing = Placing(tokens, ask.blocks, max(1, round(block_tokens)), ask.session)
+        session = f"{ask.tenant}\0{ask.session}" if ask.session else ""
+        placing = Placing(tokens, ask.blocks, max(1, round(block_tokens)), session)
         overlaps: Mapping[int, float] = self.index.overlaps(ask.blocks) if ask.blocks else {}
         if ask.token_blocks and self.index.listened:
             overlaps = self._as_told(overlaps, ask, block_tokens)
         best = max(overlaps.values(), default=0) * block_tokens
-        prior = None if ask.blocks or not ask.session else self._sessions[ask.session]
+        prior = None if ask.blocks or not session else self._sessions[session]
         if prior is not None:
             overlaps = {prior[0]: _HALF * prior[1] / block_tokens}
         found: dict[float, tuple[int, float]] = {0: (0, service.prefill_s(tokens))}
@@ -293,8 +305,8 @@ class Router:
             candidates.append(one)
         if guessed and ask.blocks:
             self._foretell_all(guessed, ask, tokens, found[0][1], now)
-        if ask.loadable or self._has_loadable:
-            self._lay_below(ask.loadable or {}, candidates, tokens, service)
+        if ask.loadable or ask.adapter_s or self._has_loadable:
+            self._lay_below(ask, candidates, tokens, service)
         chosen = candidates[self._policy.choose(placing, candidates, now)]
         if guessed and ask.blocks and lanes[chosen.number].guess_blocks:
             self._foretell(lanes[chosen.number], ask, tokens, now)
@@ -302,6 +314,10 @@ class Router:
             self._compare(self._shadow, placing, candidates, chosen, now)
         least_queue_s = min([one.queue_s for one in candidates])
         return chosen, placing, min(int(best), tokens - 1), least_queue_s
+
+    def waited(self, ticket: Ticket, wait_s: float) -> None:
+        """It is sent only now, so long after it was placed: that says nothing about prompts."""
+        ticket.queue_s += wait_s
 
     def began(self, ticket: Ticket, now: float) -> None:
         """Its first byte has come."""
@@ -314,6 +330,7 @@ class Router:
         count, if it gave one."""
         found: int | None = None
         if usage is not None and usage.input_tokens > 0:
+            usage = self.counted(ticket.worker, usage)
             self._learn(ticket, usage, now)
             self._count(ticket, usage)
             if usage.tells_cached:
@@ -334,6 +351,21 @@ class Router:
         for stay in (ticket.stay, ticket.told_stay):
             if stay is not None:
                 self.index.failed(stay, now)
+
+    def counted(self, worker: int, usage: Usage) -> Usage:
+        """What an answer's count means: vLLM and SGLang tell cached tokens, but leave out a zero. So one
+        that has told some once tells always."""
+        lane = self._lanes.get(worker)
+        if lane is None or usage.tells_cached:
+            if lane is not None:
+                lane.tells = True
+            return usage
+        return msgspec.structs.replace(usage, tells_cached=lane.tells)
+
+    def tells(self, worker: int) -> bool:
+        """Whether its answers are known to tell cached tokens."""
+        lane = self._lanes.get(worker)
+        return lane is not None and lane.tells
 
     def service(self, model: str) -> ServiceModel | None:
         """What was learned of this model's speed; None before ten answers."""
@@ -428,11 +460,13 @@ class Router:
         """Its cache is empty: it was restarted, or reset."""
         self.warmed.cleared(worker)
         self.index.cleared(worker)
+        self.adapters.cleared(worker)
         self._ghost.cleared(worker)
 
     def left(self, worker: int) -> None:
         """It is no more."""
         self.index.left(worker)
+        self.adapters.left(worker)
         self._ghost.left(worker)
         self._ramp.left(worker)
         self.warmed.cleared(worker)
@@ -463,8 +497,8 @@ class Router:
         )
         self._lanes[chosen.number].add(ticket, now)
         self._miss_s += _WEIGHT * (chosen.miss_s - self._miss_s)
-        if ask.session:
-            self._sessions.put(ask.session, (chosen.number, placing.input_tokens))
+        if placing.session:
+            self._sessions.put(placing.session, (chosen.number, placing.input_tokens))
         return ticket
 
     def _as_told(
@@ -479,23 +513,25 @@ class Router:
 
     def _lay_below(
         self,
-        loadable: Mapping[int, Loadable],
+        ask: Ask,
         candidates: Sequence[Candidate],
         tokens: int,
         service: ServiceModel,
     ) -> None:
         """What each would load behind what its cache holds, into its candidate; who has some of it loads it,
-        quicker than computing or not."""
+        quicker than computing or not. Before it its adapter, where it lacks that."""
+        loadable, adapter_s = ask.loadable or {}, ask.adapter_s or {}
         for lane in self._lanes.values():
-            lane.candidate.loadable_tokens, lane.candidate.load_s = 0, 0.0
-        self._has_loadable = bool(loadable)
+            one = lane.candidate
+            one.loadable_tokens, one.load_s = 0, adapter_s.get(one.number, 0.0)
+        self._has_loadable = bool(loadable or adapter_s)
         for one in candidates:
             below = loadable.get(one.number)
             known = 0 if below is None else min(below.tokens, tokens - 1)
             if below is None or known <= one.overlap_tokens:
                 continue
             one.loadable_tokens = known - one.overlap_tokens
-            one.load_s = below.load_s * one.loadable_tokens / below.tokens
+            one.load_s += below.load_s * one.loadable_tokens / below.tokens
             one.miss_s = service.prefill_s(tokens - known, known)
 
     def _arrived(self, ticket: Ticket, cached_tokens: int | None, now: float) -> None:

@@ -206,7 +206,7 @@ class Group:
                 care.api_key,
                 care.poll_s,
                 self._on_event,
-                partial(self._hold, worker, "restarted"),
+                partial(self._hold, worker),
             )
             self._attendants[worker] = attendant, self._members.own(attendant.run())
         if self._link is not None and router is not None and chosen:
@@ -234,6 +234,8 @@ class Group:
             if one.name == worker:
                 was_draining, one.is_draining = one.is_draining, is_draining
                 if is_draining:
+                    if self._gate is not None:
+                        self._gate.release(one)
                     self._members.drained(one)
                 elif was_draining:
                     self._hold(one, "drained")
@@ -285,7 +287,7 @@ class Group:
 
     async def _released(self, worker: Worker) -> None:
         if self._gate is not None:
-            await self._gate.release(worker)
+            await self._gate.left(worker)
         await self._warmers.forget(worker)
 
     @property
@@ -341,7 +343,10 @@ class Group:
         if self._router is None:
             return None
         prefix = prefix_of(body, whose.tenant.encode())
-        return Ask(prefix.model, prefix.blocks, BLOCK_BYTES, prefix.prompt_bytes, whose.session)
+        size = prefix.prompt_bytes
+        return Ask(
+            prefix.model, prefix.blocks, BLOCK_BYTES, size, whose.session, tenant=whose.tenant
+        )
 
     def _with_files(self, ask: Ask | None, whose: Whose) -> Ask | None:
         """The same with what each server could load of it from files of slots."""
@@ -351,8 +356,7 @@ class Group:
             one.number: found
             for one in self._workers
             if one.seats is not None
-            and one.seats.keeper is not None
-            and (found := one.seats.keeper.loadable(whose.tenant, ask.blocks)) is not None
+            and (found := one.seats.loadable(whose.tenant, ask.blocks)) is not None
         }
         return msgspec.structs.replace(ask, loadable=told) if told else ask
 

@@ -74,6 +74,23 @@ class Idle:
                 self._takes_priority = took_priority  # that wasn't what it refused
                 raise RefusedError(why(status, body))
 
+    async def probe(
+        self, prompt: Prompt, patience: Patience, block_tokens: int, *, tells: bool
+    ) -> Cached | None:
+        """What it had of it, in blocks of so many tokens, before it was asked for it. Raises as `compute`.
+
+        vLLM and SGLang leave out a zero, and without a flag tell nothing at all. So where a server isn't
+        known to be one that `tells`, the prompt, which is there now, is asked for once more after silence: who
+        tells of it then has told of nothing before.
+        """
+        cached = (await self.compute(prompt, patience)).cached
+        if cached is None or cached.cached_tokens is not None:
+            return cached
+        if not tells and cached.prompt_tokens > block_tokens:
+            again = (await self.compute(prompt, patience)).cached
+            tells = again is not None and again.cached_tokens is not None
+        return msgspec.structs.replace(cached, cached_tokens=0) if tells else cached
+
     async def pause(self, patience: Patience, what: str) -> None:
         """Wait a moment for this. Raises NeverIdleError where patience is at its end."""
         if patience.waited_s + _LOOK_AGAIN_S > patience.most_s:

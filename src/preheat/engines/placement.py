@@ -118,6 +118,7 @@ class Placement:
         the client could before."""
         if not self._is_over:
             ticket = self.route.ticket
+            usage = None if usage is None else self._router.counted(ticket.worker, usage)
             if usage is not None and usage.tells_cached:
                 self.warmed = self._router.warmed.used(
                     ticket.worker, ticket.ask.blocks, usage.cached_tokens

@@ -50,8 +50,7 @@ class Warmer:
     """One server. Warm-ups run one after the other; who wants a prefix that is under way joins it.
 
     `patience_s` is how long each may wait for idle moments in all; then its outcome is `busy`. With
-    `files` a prefix is read from its slot file where there is one, and written to one at its end.
-    `on_step` must not wait.
+    `files` a prefix is read from its slot file where there is one, and written at its end. `on_step` must not wait.
     """
 
     def __init__(
@@ -96,15 +95,18 @@ class Warmer:
             self._underway.end(run)
             del self._ends[run]
 
-    async def prove(self, prompt: Prompt, warmed_tokens: int | None = None) -> Proof:
-        """Whether it is warm now, by a probe in an idle moment. A probe of what isn't there computes
-        it. `warmed_tokens` is what was warmed, if not all of it."""
+    async def prove(
+        self, prompt: Prompt, warmed_tokens: int | None = None, *, tells: bool = False
+    ) -> Proof:
+        """Whether it is warm now, by a probe in an idle moment, which computes what isn't there. So many
+        `warmed_tokens`, if not all; `tells`: its answers are known to tell what was cached."""
         try:
             async with self._turn:
                 dialect = await self._direct.known()
                 prompt = await as_ids(self._direct, prompt)
                 block_tokens = await self._direct.block_tokens()
-                cached = (await self._idle.compute(prompt, Patience(self._patience_s))).cached
+                patience = Patience(self._patience_s)
+                cached = await self._idle.probe(prompt, patience, block_tokens, tells=tells)
         except (EngineError, RefusedError, NeverIdleError) as error:
             return Proof(verdict="unknown", why=str(error))
         if cached is None:

@@ -59,7 +59,6 @@ class Account(msgspec.Struct, kw_only=True):
     input_tokens: int = 0
     thought_tokens: int = 0
     cached_tokens: int = 0
-    tells: bool = False
 
 
 class Repeats(msgspec.Struct, kw_only=True):
@@ -141,8 +140,8 @@ class Fleet:
             self._count(seen.model, usage, repeated)
 
     def cached_tokens(self, worker: int, seen: Seen) -> int | None:
-        """What an answer tells. A server that has told once tells always: vLLM leaves out a zero."""
-        silent = 0 if self.accounts[worker].tells else None
+        """What an answer tells, and be it by silence."""
+        silent = 0 if self.router.tells(worker) else None
         return silent if seen.cached_tokens is None else seen.cached_tokens
 
     def known(self, worker: int, now: float) -> Known:
@@ -209,14 +208,13 @@ class Fleet:
     def _usage(self, worker: int, seen: Seen) -> Usage | None:
         if seen.input_tokens <= 0:
             return None
-        self.accounts[worker].tells |= seen.cached_tokens is not None
-        cached = self.cached_tokens(worker, seen)
-        return Usage(
+        usage = Usage(
             seen.input_tokens,
             max(0, seen.output_tokens),
-            min(cached or 0, seen.input_tokens),
-            tells_cached=cached is not None,
+            min(seen.cached_tokens or 0, seen.input_tokens),
+            tells_cached=seen.cached_tokens is not None,
         )
+        return self.router.counted(worker, usage)
 
     @staticmethod
     def _compare(account: Account, ticket: Ticket, usage: Usage) -> None:

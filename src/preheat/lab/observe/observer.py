@@ -276,7 +276,7 @@ class Observer:
             self.warming.used(ticket.worker, prefix.name, cached, seen.at or 0.0)
 
     def _tells(self, worker: int) -> bool:
-        return self.fleet.accounts[worker].tells
+        return self.fleet.router.tells(worker)
 
     def _warmed(self, one: Missing) -> None:
         """It is there now, as if a request had gone there."""

@@ -178,11 +178,7 @@ class Warming:
             )
         probed_tokens = 0
         if outcome.state == "done":
-            proof = await warmer.prove(prompt, outcome.tokens)
-            if proof.asked_tokens and proof.cached_tokens is None and self._tells(one.worker):
-                # vLLM leaves out a zero.
-                why = "it tells of others that they were cached, and not of this"
-                proof = msgspec.structs.replace(proof, verdict="refuted", why=why, cached_tokens=0)
+            proof = await warmer.prove(prompt, outcome.tokens, tells=self._tells(one.worker))
             outcome = msgspec.structs.replace(outcome, proof=proof)
             if proof.cached_tokens is not None:
                 probed_tokens = max(0, outcome.tokens - proof.cached_tokens)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from typing import Any
 from zlib import crc32
 
@@ -19,6 +20,8 @@ class Server:
         self.warms_in_s: float | None = 0.0
         self.has_counts = True
         self.owner = "vllm"
+        self.root, self.version = "weights-1", "0.32.0"
+        self.health_in_s = 0.0
         self.hangs = False
         self.loads_for_s = 0.0
         self.port = 0
@@ -58,6 +61,13 @@ class Server:
         self._prompt_tokens = 0
         self.log.clear()
 
+    def switch(self, *, root: str = "weights-2", version: str = "0.32.0") -> None:
+        """Another model or version answers here, which counts on from where the one before was: nothing but its
+        own word tells of it."""
+        self._cache.clear()
+        self.log.clear()
+        self.root, self.version = root, version
+
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -86,9 +96,13 @@ class Server:
         if asyncio.get_running_loop().time() - self._began_at < self.loads_for_s:
             return 503, b'{"error": {"message": "loading"}}'
         if path == "/health":
+            await asyncio.sleep(self.health_in_s)
             return 200, b""
+        if path == "/version":
+            return 200, json.dumps({"version": self.version}).encode()
         if path == "/v1/models":
-            models = [{"id": "m", "owned_by": self.owner}]
+            now = {"created": int(time.time()), "parent": None}  # vLLM's is the time of the answer
+            models = [{"id": "m", "owned_by": self.owner, "root": self.root, **now}]
             return 200, json.dumps({"object": "list", "data": models}).encode()
         if path == "/metrics" and self.has_counts:
             return 200, (
@@ -98,7 +112,7 @@ class Server:
             ).encode()
         asked = json.loads(body or b"{}")
         if path == "/tokenize":
-            ids = _ids(asked["messages"])
+            ids = ids_of(asked["messages"])
             return 200, json.dumps({"count": len(ids), "tokens": ids}).encode()
         if path == "/v1/completions":
             if self.warms_in_s is None:
@@ -106,7 +120,7 @@ class Server:
             await asyncio.sleep(self.warms_in_s or 0.0)
             return 200, self._compute("warm", asked["prompt"], asked)
         if path == "/v1/chat/completions":
-            return 200, self._compute("ask", _ids(asked["messages"]), asked)
+            return 200, self._compute("ask", ids_of(asked["messages"]), asked)
         return 404, b"{}"
 
     def _compute(self, kind: str, ids: list[int], asked: dict[str, Any]) -> bytes:
@@ -128,6 +142,6 @@ class Server:
         return json.dumps({"choices": [choice], "usage": usage}).encode()
 
 
-def _ids(messages: list[dict[str, str]]) -> list[int]:
+def ids_of(messages: list[dict[str, str]]) -> list[int]:
     words = " ".join(f"<{one['role']}> {one['content']}" for one in messages).split()
     return [crc32(word.encode()) % 100_000 for word in words]

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gated_engine import Server
+from gated_engine import Server, ids_of
 from preheat.core.blocks import block_ends, prefix_of
 from preheat.core.breaker import Breaker
 from preheat.core.kv_names import KvNames
@@ -199,6 +199,77 @@ async def test_one_whose_drain_ends_is_readied_only_if_it_was_started_again() ->
             assert (served.told("upstream-ready") is not None) == is_restarted
         assert [kind for kind, _, _ in first.log][-1] == "warm"
         assert first.asked == 0
+
+
+async def test_one_whose_restart_another_look_saw_first_is_readied_when_its_drain_ends() -> None:
+    async with fleet() as served:
+        first = served.servers[0]
+        served.group.set_draining("gpu.0", is_draining=True)
+        await first.stop()
+        first.log.clear()
+        await first.start()
+        first.health_in_s = 0.3  # meanwhile its counts are read beside the gate
+        served.group.set_draining("gpu.0", is_draining=False)
+        await until(lambda: served.told("upstream-restarted", worker="gpu.0"))
+        await until(lambda: served.state(0) == "well")
+        assert served.told("upstream-ready", worker="gpu.0", warmed=2)
+        assert served.told("upstream-gated", worker="gpu.0", why="drained")
+        assert first.asked == 0
+
+
+async def test_a_drain_lets_go_who_is_held_and_holds_it_anew_when_it_ends() -> None:
+    async with fleet() as served:
+        first = served.servers[0]
+        first.warms_in_s = None
+        first.forget()
+        await until(lambda: served.state(0) == "warming")
+        served.group.set_draining("gpu.0", is_draining=True)
+        worker = served.group._group._workers[0]
+        assert not worker.is_gated
+        await until(lambda: not worker.client.in_flight)
+        for why in ("restarted", "back", "new"):  # whoever sees something now
+            served.group._group._hold(worker, why)
+        await asyncio.sleep(0.2)
+        assert not worker.is_gated
+        assert served.state(0) == "draining"
+        assert served.told("upstream-ready") is None
+        assert await served.asked(2) == {"gpu.1": 2}
+        first.warms_in_s = 0.0
+        served.group.set_draining("gpu.0", is_draining=False)  # what was begun isn't done
+        assert served.state(0) == "warming"
+        await until(lambda: served.told("upstream-ready", worker="gpu.0", warmed=2))
+        assert served.group.workers()[0].readied.gates == 1
+
+
+async def test_a_drain_that_ends_at_once_holds_it_once() -> None:
+    async with fleet() as served:
+        served.servers[0].warms_in_s = 0.1
+        served.servers[0].forget()
+        await until(lambda: served.state(0) == "warming")
+        for is_draining in 3 * (True, False):
+            served.group.set_draining("gpu.0", is_draining=is_draining)
+        assert served.state(0) == "warming"
+        await until(lambda: served.told("upstream-ready", worker="gpu.0", warmed=2))
+        await until(lambda: served.state(0) == "well")
+        assert len([one for one in served.events if one[0] == "upstream-ready"]) == 1
+
+
+async def test_one_that_starts_again_while_it_is_readied_is_readied_again() -> None:
+    async with fleet() as served:
+        first = served.servers[0]
+        first.warms_in_s = 0.3
+        first.forget()
+        await until(lambda: len(first.log) == 1)
+        await asyncio.sleep(0.15)  # it was asked for its counts since
+        first.forget()
+        await until(lambda: served.told("upstream-ready", worker="gpu.0", in_time=True))
+        assert first.asked == 0
+        assert {str(ids) for _, ids, _ in first.log} >= {str(ids_of([one])) for one in SYSTEM}
+        assert len([one for one in served.events if one[0] == "upstream-ready"]) == 1
+        async with asyncio.timeout(10.0):
+            while not first.asked:
+                await served.ask()
+        assert next(cached for kind, _, cached in first.log if kind == "ask") > 150
 
 
 async def test_one_that_tells_no_counts_is_thought_cold_when_its_drain_ends() -> None:

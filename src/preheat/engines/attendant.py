@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -12,6 +12,7 @@ from preheat.engines.beside import tell_bug
 from preheat.engines.dialects import DIALECTS, Dialect
 from preheat.engines.dialects.calls import Call
 from preheat.engines.dialects.detection import PROBES, detect
+from preheat.engines.dialects.identity import Served, questions, served
 from preheat.engines.dialects.readings import MOST_BYTES, Capacity, Load
 from preheat.engines.worker import OnEvent, Worker
 from preheat.errors import ConfigError, EngineError
@@ -35,7 +36,9 @@ class Attendant:
     """Asks a server who it is, until it says; then how large its cache is, and every `poll_s`
     seconds how busy it is. Tells the router. It never asks one that is down or draining.
 
-    A count of prompt tokens that has become smaller means that the server was started again.
+    A count of prompt tokens that has become smaller means that the server was started again; another model or
+    version (`dialects.identity`) that it was switched, whatever it counts. `starts` is how often it became
+    another one as far as is known, `readied` the last of these that got what is hot (`engines.gate`).
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class Attendant:
         api_key: str,
         poll_s: float,
         on_event: OnEvent,
-        on_restart: Callable[[], None] = lambda: None,
+        on_start: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.known = Attended()
         self._worker = worker
@@ -55,8 +58,10 @@ class Attendant:
         self._dialect = None if dialect == "auto" else DIALECTS[dialect]
         self._poll_s = poll_s
         self._on_event = on_event
-        self._on_restart = on_restart
-        self._restarts = 0
+        self._on_start = on_start
+        self.starts = self.readied = 0
+        self._served = Served()
+        self._turn = asyncio.Lock()  # answers that overtake each other would look like a restart
         self._measured_at = float("-inf")
         self._prompt_tokens = 0
         self._has_files = False
@@ -78,19 +83,18 @@ class Attendant:
                 tell_bug(self._on_event, bug, self._worker.name)
             await asyncio.sleep(wait_s)
 
-    async def look(self) -> bool | None:
-        """Look now, drained or not. Whether its counts say that it was started again since the last look;
-        None where it has none. Raises EngineError and TimeoutError."""
-        before, self._measured_at = self._restarts, float("-inf")
+    async def look(self) -> bool:
+        """Look now, drained or not. Whether it has counts that would say that it was started again (`starts`).
+        Raises EngineError and TimeoutError."""
+        self._measured_at = float("-inf")
         self.known = msgspec.structs.replace(self.known, load=None)
         await self._look()
         load = self.known.load
-        if self._restarts == before and (load is None or load.prompt_tokens_total is None):
-            return None
-        return self._restarts > before
+        return load is not None and load.prompt_tokens_total is not None
 
-    def presume_restarted(self) -> None:
+    def presume_started(self) -> None:
         """It isn't the process that it was: what it counts now is no sign of another one."""
+        self.starts += 1
         self._prompt_tokens = 0
 
     @property
@@ -109,13 +113,19 @@ class Attendant:
         return self._worker.breaker.is_closed and not self._worker.is_draining
 
     async def _look(self) -> None:
+        async with self._turn:
+            await self._looked()
+
+    async def _looked(self) -> None:
         dialect = await self._identified()
+        await self._is_switched(dialect)
         now = time.monotonic()
         if now - self._measured_at >= _CAPACITY_S:
             await self._measure(dialect)
             self._measured_at = now
         await self._open_files()
         await self._read_load(dialect)
+        await self._read_adapters(dialect)
 
     async def _identified(self) -> Dialect:
         if self._dialect is None:
@@ -183,16 +193,51 @@ class Attendant:
         self.known = msgspec.structs.replace(self.known, load=load)
         now = time.monotonic()
         if load.prompt_tokens_total is not None:
-            if load.prompt_tokens_total < self._prompt_tokens:
-                self._router.cleared(self._worker.number)
-                if self._worker.seats is not None:
-                    self._worker.seats.restarted()
-                self._measured_at = float("-inf")
-                self._on_event("upstream-restarted", {"worker": self._worker.name})
-                self._restarts += 1
-                self._on_restart()
+            is_anew = load.prompt_tokens_total < self._prompt_tokens
+            if is_anew and not await self._is_switched(dialect):
+                self._began_anew("restarted", {})
             self._prompt_tokens = load.prompt_tokens_total
         self._router.reported(self._worker.number, load.waiting or 0, now)
+
+    async def _is_switched(self, dialect: Dialect) -> bool:
+        """Whether another model or version answers than the last time; it is told."""
+        bodies: dict[bytes, bytes] = {}
+        for call in questions(dialect.name):
+            status, body = await self._ask(call, dialect)
+            if status == 200:
+                bodies[call.path] = body
+        before, now = self._served, served(dialect.name, bodies)
+        self._served = before.updated(now)
+        if not before.differs(now):
+            return False
+        self._began_anew("switched", {"was": str(before), "now": str(self._served)})
+        return True
+
+    def _began_anew(self, how: Literal["restarted", "switched"], fields: dict[str, object]) -> None:
+        """What it was thought to hold is gone."""
+        worker = self._worker
+        self.presume_started()
+        self._measured_at = self._files_at = float("-inf")
+        self._router.cleared(worker.number)
+        if worker.seats is not None:
+            worker.seats.restarted()
+        worker.starts[how] += 1
+        self._on_event(f"upstream-{how}", {"worker": worker.name, **fields})
+        self._on_start(how)
+
+    async def _read_adapters(self, dialect: Dialect) -> None:
+        """Of those that take an adapter's name for a model's: they are the ones that load some while they run."""
+        call, adapters = dialect.adapters(), self._router.adapters
+        can_load = dialect.load_adapter("a", "a") is not None
+        if call is None or not can_load:
+            adapters.lists(self._worker.number, (), time.monotonic(), can_load=False)
+            return
+        asked_at = time.monotonic()
+        status, body = await self._ask(call, dialect)
+        found = dialect.read_adapters(body) if status == 200 else None
+        if found is not None:
+            names = [one.name for one in found]
+            adapters.lists(self._worker.number, names, asked_at, can_load=True)
 
     async def _ask(self, call: Call, dialect: Dialect) -> tuple[int, bytes]:
         headers = dialect.headers(self._api_key)

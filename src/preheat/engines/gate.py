@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from preheat.core.router import Router
+from preheat.engines.adapter_loads import AdapterLoads
 from preheat.engines.attendant import Attendant
 from preheat.engines.beside import guarded, tell_bug
 from preheat.engines.dialects.calls import get
@@ -27,13 +28,15 @@ _SHARE: Final = 0.5
 """Of a cache, what is warmed: the rest is for what comes, and estimates of tokens may be off."""
 _TOKEN_BYTES: Final = 4.0
 """Of English."""
+_PRESUMED: Final = frozenset({"back", "new"})
+"""Held for what nobody's counts have told: another process is presumed."""
 
 
 class Gate:
     """Holds the servers of a group back, each for `gate_s` at most, while it readies them.
 
-    `Worker.restore` comes first, where there is one: what can be read from files. Then what is hot and fits,
-    as far as the time reaches. Afterwards the router lets it have a growing share (`core.ramp`).
+    `Worker.restore` comes first, where there is one: what can be read from files. Then the adapters that are asked
+    for, and what is hot and fits, as far as the time reaches. Afterwards the router lets it have a growing share (`core.ramp`).
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Gate:
         router: Router,
         attendant_of: Callable[[Worker], Attendant | None],
         on_event: OnEvent,
+        loads: AdapterLoads | None = None,
     ) -> None:
         self._gate_s = gate_s
         self._warmth = warmth
@@ -51,36 +55,49 @@ class Gate:
         self._router = router
         self._attendant_of = attendant_of
         self._on_event = on_event
+        self._loads = loads
         self._held: dict[Worker, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()  # those that are being ended, too
 
     def hold(self, worker: Worker, why: str) -> None:
-        """It is cold, as it seems; "drained": where its process is another one since."""
-        if worker in self._held:
-            return
+        """It is cold, as it seems; "drained": where its process is another one since. Who is draining isn't held:
+        its attendant notes that it is another one, and it is held when the drain ends."""
         attendant = self._attendant_of(worker)
-        if not self._gate_s:
+        if attendant is not None and why in _PRESUMED:
+            attendant.presume_started()
+        if worker in self._held or worker.is_draining or not self._gate_s:
             return
         if attendant is None:
             self._router.returned(worker.number, monotonic())
             return
         worker.is_gated = True
-        ready = guarded(self._ready(worker, attendant, why), self._on_event, worker.name)
-        task = asyncio.get_running_loop().create_task(ready)
+        task = asyncio.get_running_loop().create_task(self._held_back(worker, attendant, why))
         self._held[worker] = task
-        task.add_done_callback(lambda _: self._held.pop(worker, None))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def release(self, worker: Worker) -> None:
+    def release(self, worker: Worker) -> None:
+        """It is to be left alone, from this moment on: what it didn't get yet it gets another time."""
+        task = self._held.pop(worker, None)
+        if task is not None:
+            worker.is_gated = False
+            task.cancel()
+
+    async def left(self, worker: Worker) -> None:
         """It is no more."""
         task = self._held.get(worker)
+        self.release(worker)
         if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait([task])
 
     async def aclose(self) -> None:
         """Release all."""
         for worker in tuple(self._held):
-            await self.release(worker)
+            self.release(worker)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _held_back(self, worker: Worker, attendant: Attendant, why: str) -> None:
+        await guarded(self._ready(worker, attendant, why), self._on_event, worker.name)
 
     async def _ready(self, worker: Worker, attendant: Attendant, why: str) -> None:
         began_at = monotonic()
@@ -92,14 +109,17 @@ class Gate:
                 is_cold = await self._is_cold(worker, attendant, why)
                 if is_cold:
                     self._on_event("upstream-gated", {"worker": worker.name, "why": why})
-                    await self._fill(worker, attendant)
+                    await self._fill_all(worker, attendant)
+        except asyncio.CancelledError:
+            raise  # whoever did that has released it, and may hold it again
         except TimeoutError:
             is_late = True
         except Exception as bug:  # noqa: BLE001  it takes requests all the same
             is_late = True
             tell_bug(self._on_event, bug, worker.name)
-        finally:
-            worker.is_gated = False
+        worker.is_gated = False
+        del self._held[worker]  # at once, that none who says it is cold again goes unheard
+        attendant.readied = attendant.starts
         if not is_cold and not is_late:
             return
         self._router.returned(worker.number, monotonic())
@@ -110,6 +130,7 @@ class Gate:
         fields = {
             "worker": worker.name,
             "restored": counts.restored - before.restored,
+            "adapters": counts.adapters - before.adapters,
             "warmed": counts.warmed - before.warmed,
             "tokens": counts.tokens - before.tokens,
             "took_s": round(took_s, 3),
@@ -118,20 +139,32 @@ class Gate:
         self._on_event("upstream-ready", fields)
 
     async def _is_cold(self, worker: Worker, attendant: Attendant, why: str) -> bool:
-        """Once it answers: whether its cache is thought empty. Who was drained may be the same process."""
+        """Once it answers: whether its cache is thought empty. Who was drained may be the same process, if that
+        can be told; it doesn't matter which look has seen that it isn't."""
         direct = self._warmers.direct(worker)
         while True:
             with contextlib.suppress(EngineError, TimeoutError):
                 status, _ = await direct.ask(_HEALTH, within_s=_WITHIN_S)
                 if status < 500:
-                    if why != "drained":
-                        attendant.presume_restarted()
-                    return await attendant.look() is not False or why != "drained"
+                    would_say = await attendant.look()
+                    is_anew = attendant.starts != attendant.readied
+                    return is_anew or not would_say or why != "drained"
             await asyncio.sleep(_LOOK_S)
+
+    async def _fill_all(self, worker: Worker, attendant: Attendant) -> None:
+        """Give it what is hot, and again where it has become another one meanwhile."""
+        while True:
+            start = attendant.starts
+            await self._fill(worker, attendant)
+            if attendant.starts == start:
+                return
+            await self._is_cold(worker, attendant, "again")
 
     async def _fill(self, worker: Worker, attendant: Attendant) -> None:
         if worker.restore is not None:
             worker.readied.restored += await worker.restore()
+        if self._loads is not None:  # before the prefixes, some of which are theirs
+            worker.readied.adapters += await self._loads.fill(worker)
         if self._warmth is None or names_slots(worker):
             return
         for hot in fitting(await self._warmth.hot(), attendant.known.capacity):

@@ -3,11 +3,13 @@
 import asyncio
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from preheat.core.router import Loadable
 from preheat.engines.direct import Direct
 from preheat.engines.slot_folder import SlotFolder
 from preheat.engines.slot_keeper import SlotKeeper
@@ -94,6 +96,7 @@ class SlotSeats:
         self._direct: Direct | None = None
         self._tier: SlotTier | None = None
         self._is_sure = False
+        self._is_open = False
         self._slot_tokens = 0
 
     async def open(self, slot_tokens: int) -> bool:
@@ -104,10 +107,12 @@ class SlotSeats:
             return False
         self._is_sure = True  # unless it is started anew meanwhile
         try:
-            return await self._opened(slot_tokens)
+            has_changed = await self._opened(slot_tokens)
         except BaseException:
             self._is_sure = False
             raise
+        self._is_open = self._is_sure
+        return has_changed
 
     async def _opened(self, slot_tokens: int) -> bool:
         self._slot_tokens = slot_tokens
@@ -126,9 +131,15 @@ class SlotSeats:
 
     def restarted(self) -> None:
         """The server is another process: its slots are empty, and it may have another model."""
-        self._is_sure = False
+        self._is_sure = self._is_open = False
         if self.keeper is not None:
             self.keeper.restarted()
+
+    def loadable(self, tenant: str, blocks: Sequence[int]) -> Loadable | None:
+        """What it could load of a prompt from files; nothing until it is known whose files these must be."""
+        if self.keeper is None or not self._is_open:
+            return None
+        return self.keeper.loadable(tenant, blocks)
 
     async def refill(self) -> int:
         """Load what was used last into its empty slots, after a restart; how many are filled."""

@@ -54,9 +54,19 @@ class HttpClient(Protocol):
         """Close every connection."""
 
 
+class AdapterCounts(msgspec.Struct):
+    """What adapters a server has, how many it was given by us in how many seconds, and how often it wouldn't have
+    one."""
+
+    names: list[str] = []
+    loads: int = 0
+    load_s: float = 0.0
+    refused: int = 0
+
+
 class Readied(msgspec.Struct):
     """How often a worker was held back to be readied for requests, in how many cases its time was over
-    (`late`), and what it was given by then: prefixes read from files and warmed, and the tokens of these."""
+    (`late`), and what it was given by then: prefixes read from files and warmed, the tokens of these, and adapters."""
 
     gates: int = 0
     late: int = 0
@@ -64,6 +74,7 @@ class Readied(msgspec.Struct):
     restored: int = 0
     warmed: int = 0
     tokens: int = 0
+    adapters: int = 0
 
 
 class WorkerState(msgspec.Struct, frozen=True):
@@ -86,6 +97,8 @@ class WorkerState(msgspec.Struct, frozen=True):
     slot_files: dict[str, int] = {}
     events: FeedCounts | None = None
     readied: Readied = msgspec.field(default_factory=Readied)
+    adapters: AdapterCounts | None = None
+    starts: dict[str, int] = {}
 
 
 class Worker:
@@ -113,6 +126,7 @@ class Worker:
             None  # what is in files; how many were read
         )
         self.readied = Readied()
+        self.starts = {"restarted": 0, "switched": 0}  # how often it was seen to be another one
         self.is_probed = False  # while it is down; else a request finds out how it is
         self.knows_health = True
         self.seats: SlotSeats | None = None  # where its slots are kept in files
@@ -177,6 +191,7 @@ class Worker:
             retries=self.retries,
             last_error_kind=self.last_error_kind,
             readied=msgspec.structs.replace(self.readied),
+            starts=dict(self.starts),
         )
 
     async def probe(self, target: bytes, headers: Headers, timeout_s: float) -> None:

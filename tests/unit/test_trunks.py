@@ -302,11 +302,27 @@ def test_who_was_seen_of_late_is_hotter_than_who_was_seen_often() -> None:
     assert [one.messages for one in trunks.hot(900.0)] == [[EXAMPLE], [SYSTEM]]
 
 
+def test_what_the_router_knows_them_by_counts_too() -> None:
+    trunks = Trunks(most_bytes=50_000)
+    for number in range(20):
+        ids = range(2**64 - 1_000, 2**64)
+        text = user(f"{number}")
+        fill(trunks, SYSTEM, text, blocks=ids, block_ends=[1, 1_000], now=float(number))
+        assert trunks.size_bytes <= 50_000
+        assert sum(trunks._sizes.values()) == trunks.size_bytes
+    held = [trunk for trunk in trunks.hot(20.0) if len(trunk.blocks) == 1_000]
+    assert 4 <= len(held) <= 6, "8 KB each, and a little for the text"
+    assert max(map(max, trunks._blocks.values())) == 2**64 - 1
+    fill(trunks, SYSTEM, user("19"), blocks=[1, 2], block_ends=[1, 2], now=20.0)
+    trunks.invalidate(Invalidation())
+    assert (len(trunks), trunks.size_bytes) == (0, 0)
+
+
 def test_a_trunk_tells_the_blocks_by_which_the_router_knows_it() -> None:
     trunks = Trunks()
     fill(trunks, SYSTEM, EXAMPLE, blocks=[7, 8, 9, 10], block_ends=[1, 3, 4])
     (trunk,) = trunks.hot(0.0)
-    assert (trunk.messages, trunk.blocks) == ([SYSTEM, EXAMPLE], [7, 8, 9])
+    assert (trunk.messages, trunk.blocks) == ([SYSTEM, EXAMPLE], (7, 8, 9))
     trunks.invalidate(Invalidation(tenant="t"))
     assert trunks.hot(0.0) == []
 

@@ -4,6 +4,7 @@ Text is kept only of what at least three sessions began with; of the rest there 
 A trunk is a chain of whole messages, so each node holds one message and names the one before it.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from math import exp
@@ -68,7 +69,7 @@ class Trunks:
         self._tenants: dict[str, OrderedDict[bytes, Row]] = {}
         self._sizes: dict[str, int] = {}
         self._candidates: Memo[bytes, tuple[int, ...]] = Memo(_CANDIDATES)
-        self._blocks: dict[bytes, Sequence[int]] = {}
+        self._blocks: dict[bytes, array[int]] = {}  # ids of 64 bits
         self._is_dirty = False
         self._epoch = Epoch()
         if file is not None:
@@ -94,7 +95,10 @@ class Trunks:
                 continue  # what is behind is counted too, but stands on nothing yet
             path.append(id_)
         if path and len(path) <= len(one.block_ends):
-            self._blocks[path[-1]] = one.blocks[: one.block_ends[len(path) - 1]]
+            blocks = array("Q", one.blocks[: one.block_ends[len(path) - 1]])
+            self._forget_blocks(one.tenant, path[-1])
+            self._count(one.tenant, blocks.itemsize * len(blocks))
+            self._blocks[path[-1]] = blocks
         for id_ in reversed(path):
             self._tenants[one.tenant].move_to_end(id_)
         self._is_dirty |= bool(path)
@@ -215,12 +219,15 @@ class Trunks:
         rows = self._tenants.setdefault(row.tenant, OrderedDict())
         rows[row.id] = row
         rows.move_to_end(row.id, last=False)  # behind its parent; a touch follows
-        self._count(row, 1)
+        self._count(row.tenant, len(row.text) + _NODE_BYTES)
 
-    def _count(self, row: Row, sign: int) -> None:
-        size_bytes = sign * (len(row.text) + _NODE_BYTES)
+    def _count(self, tenant: str, size_bytes: int) -> None:
         self.size_bytes += size_bytes
-        self._sizes[row.tenant] = self._sizes.get(row.tenant, 0) + size_bytes
+        self._sizes[tenant] = self._sizes.get(tenant, 0) + size_bytes
+
+    def _forget_blocks(self, tenant: str, id_: bytes) -> None:
+        blocks = self._blocks.pop(id_, array("Q"))
+        self._count(tenant, -blocks.itemsize * len(blocks))
 
     def _make_room(self) -> None:
         while self.size_bytes > self._most_bytes:
@@ -230,8 +237,9 @@ class Trunks:
         self._drop(tenant, next(iter(self._tenants[tenant])))
 
     def _drop(self, tenant: str, id_: bytes) -> None:
-        self._count(self._tenants[tenant].pop(id_), -1)
-        self._blocks.pop(id_, None)
+        row = self._tenants[tenant].pop(id_)
+        self._count(tenant, -len(row.text) - _NODE_BYTES)
+        self._forget_blocks(tenant, id_)
         self._is_dirty = True
         if not self._tenants[tenant]:
             del self._tenants[tenant], self._sizes[tenant]
@@ -251,7 +259,7 @@ class Trunks:
             tools=tools,
             sessions=end.sessions,
             seen_at=end.seen_at,
-            blocks=self._blocks.get(end.id, ()),
+            blocks=tuple(self._blocks.get(end.id, ())),
             text_bytes=sum(map(len, texts)),
         )
 

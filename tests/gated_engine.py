@@ -98,11 +98,11 @@ class Server:
         if path == "/health":
             await asyncio.sleep(self.health_in_s)
             return 200, b""
-        if path == "/version":
+        if path == "/version" and self.version:
             return 200, json.dumps({"version": self.version}).encode()
         if path == "/v1/models":
             now = {"created": int(time.time()), "parent": None}  # vLLM's is the time of the answer
-            models = [{"id": "m", "owned_by": self.owner, "root": self.root, **now}]
+            models = [{"id": "m", "owned_by": self.owner, "root": self.root or None, **now}]
             return 200, json.dumps({"object": "list", "data": models}).encode()
         if path == "/metrics" and self.has_counts:
             return 200, (

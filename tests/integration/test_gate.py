@@ -397,6 +397,82 @@ async def test_what_fits_is_taken_from_the_hottest_on() -> None:
     assert len(fitting(hots * 40, None)) == 64
 
 
+# Another one at the same address -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", [{"root": "weights-2"}, {"root": "weights-1", "version": "0.33.0"}])
+async def test_another_model_or_version_is_readied_though_nobody_saw_it_away(
+    to: dict[str, str],
+) -> None:
+    async with fleet(routing="preheat") as served:
+        at = next(at for at, one in enumerate(served.servers) if one.asked)
+        server, name = served.servers[at], f"gpu.{at}"
+        router = served.group._group._router
+        assert router is not None
+        assert router.known(at, 0.0).held_blocks > 0
+        server.warms_in_s = 0.1
+        server.switch(**to)  # its counts go on
+        await until(lambda: served.told("upstream-gated", worker=name, why="switched"))
+        assert router.known(at, 0.0).held_blocks == 0
+        assert served.state(at) == "warming"
+        while served.told("upstream-ready") is None:
+            assert name not in await served.asked(1)
+            await asyncio.sleep(0.01)
+        assert served.told("upstream-ready", worker=name, warmed=2, in_time=True)
+        assert {kind for kind, _, _ in server.log} == {"warm"}
+        assert router.known(at, 0.0).is_back  # its share grows
+        said = served.told("upstream-switched", worker=name)
+        assert said is not None
+        assert said["was"] == "m=weights-1 0.32.0"
+        assert said["now"] == f"m={to['root']} {to.get('version', '0.32.0')}"
+        assert served.group.workers()[at].starts == {"restarted": 0, "switched": 1}
+        await asyncio.sleep(0.2)
+        assert len([one for one in served.events if one[0] == "upstream-gated"]) == 1
+
+
+async def test_one_that_was_started_again_with_another_model_is_switched_and_not_both() -> None:
+    async with fleet() as served:
+        first = served.servers[0]
+        first.switch()
+        first.forget()
+        await until(lambda: served.told("upstream-ready", worker="gpu.0", warmed=2))
+        await asyncio.sleep(0.2)
+        assert served.told("upstream-restarted") is None
+        assert served.group.workers()[0].starts == {"restarted": 0, "switched": 1}
+
+
+async def test_a_restart_alone_is_no_switch() -> None:
+    async with fleet() as served:
+        served.servers[0].forget()
+        await until(lambda: served.told("upstream-ready", worker="gpu.0"))
+        await asyncio.sleep(0.2)
+        assert served.told("upstream-switched") is None
+        assert served.group.workers()[0].starts == {"restarted": 1, "switched": 0}
+
+
+async def test_one_that_was_switched_while_it_was_drained_is_readied_when_that_ends() -> None:
+    async with fleet() as served:
+        served.group.set_draining("gpu.0", is_draining=True)
+        served.servers[0].switch()
+        await asyncio.sleep(0.2)
+        assert served.told("upstream-switched") is None  # it isn't asked
+        served.group.set_draining("gpu.0", is_draining=False)
+        await until(lambda: served.told("upstream-ready", worker="gpu.0", warmed=2))
+        assert served.told("upstream-switched", worker="gpu.0")
+        assert served.servers[0].asked == 0
+
+
+async def test_what_it_leaves_unsaid_is_no_switch() -> None:
+    async with fleet() as served:
+        first = served.servers[0]
+        first.switch(root="", version="")
+        await asyncio.sleep(0.2)
+        first.switch(root="weights-1")
+        await asyncio.sleep(0.2)
+        assert served.told("upstream-switched") is None
+        assert served.state(0) == "well"
+
+
 # Tenants apart ---------------------------------------------------------------------------------
 
 

@@ -81,7 +81,7 @@ class UpstreamCounts(msgspec.Struct):
     failures, else 1; None where only those have asked it that are gone. Of several equal ones also: what it is
     (`dialect`), how what it holds is known (`trust`), `queue_s` of prefill that wait there, and of the prompt tokens
     that it counted those its cache had, and would have had with round robin (`ghost_tokens`); `shadow_*`: see `core.router.Known`.
-    `unsaved_slots` would be lost with it; `slot_files` is what was done with their files; `events` is what became of its KV events (docs/metrics.md). While it is
+    `starts` is how often it was seen to be another one. `unsaved_slots` would be lost with it; `slot_files` is what was done with their files; `events` is what became of its KV events (docs/metrics.md). While it is
     `warming` it gets no requests, then a growing share (`ramping`); `readied` is what it was given."""
 
     address: str = ""
@@ -105,6 +105,7 @@ class UpstreamCounts(msgspec.Struct):
     warming: bool = False
     ramping: bool = False
     readied: dict[str, float] = {}
+    starts: dict[str, int] = {}
 
     def add(self, other: "UpstreamCounts") -> None:
         """Add what another process has of it."""
@@ -124,6 +125,10 @@ class UpstreamCounts(msgspec.Struct):
         self.readied = {
             what: self.readied.get(what, 0) + other.readied.get(what, 0)
             for what in {**self.readied, **other.readied}
+        }
+        self.starts = {  # all have seen the same
+            what: max(self.starts.get(what, 0), other.starts.get(what, 0))
+            for what in self.starts | other.starts
         }
         self.slot_files = {
             what: self.slot_files.get(what, 0) + other.slot_files.get(what, 0)

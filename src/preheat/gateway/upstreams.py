@@ -183,6 +183,7 @@ class Upstreams:
                     warming=state.state == "warming",
                     ramping=known.is_back,
                     readied=msgspec.structs.asdict(state.readied),
+                    starts=state.starts,
                     events={} if state.events is None else msgspec.structs.asdict(state.events),
                 )
         return found

@@ -213,7 +213,14 @@ class _Collector:
         held = CounterMetricFamily(
             "preheat_upstream_held_seconds", "For how long it got none meanwhile.", labels=labels
         )
+        starts = CounterMetricFamily(
+            "preheat_upstream_starts",
+            "How often it was seen to be another process, or another model or version.",
+            labels=[*labels, "of"],
+        )
         for name, counts in self._counted.upstreams.items():
+            for what, count in counts.starts.items():
+                starts.add_metric([name, what], count)
             if counts.up is not None and counts.readied:
                 warming.add_metric([name], counts.warming)
             for what, count in counts.readied.items():
@@ -221,7 +228,7 @@ class _Collector:
                     held.add_metric([name], count)
                 else:
                     readied.add_metric([name, what], count)
-        yield from (warming, readied, held)
+        yield from (warming, readied, held, starts)
 
 
 _TOTALS: Final = {

@@ -57,9 +57,9 @@ def served(dialect: str, bodies: Bodies) -> Served:
 def _vllm(bodies: Bodies) -> Served:
     """Its models without adapters, which come and go. Not `created`: that is the time of the answer."""
     bases = [
-        f"{one.get('id')}={one.get('root')}"
+        f"{one.get('id')}={root}"
         for one in objects(part(parsed(bodies.get(_MODELS, b"")), "data"))
-        if not one.get("parent")
+        if isinstance(root := one.get("root"), str) and not one.get("parent")
     ]
     version = part(parsed(bodies.get(b"/version", b"")), "version")
     return Served(_word(",".join(sorted(bases))), "", _word(version))

@@ -219,8 +219,8 @@ class _Collector:
             labels=[*labels, "of"],
         )
         for name, counts in self._counted.upstreams.items():
-            for what, count in counts.starts.items():
-                starts.add_metric([name, what], count)
+            for what, seen in counts.starts.items():
+                starts.add_metric([name, what], seen)
             if counts.up is not None and counts.readied:
                 warming.add_metric([name], counts.warming)
             for what, count in counts.readied.items():

@@ -94,6 +94,7 @@ def place_of(bug: Exception) -> dict[str, object]:
 
 
 _STATUS_OF_KIND: Final = {
+    "adapter": 503,
     "breaker-open": 503,
     "queue": 503,
     "start": 503,

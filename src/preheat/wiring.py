@@ -320,7 +320,16 @@ def _care(
 ) -> Care:
     slots = SlotRules(settings.slot_folders, settings.slot_bytes, settings.slot_age_s, secret)
     salts = Salts(secret) if has_tenants and settings.salts == "tenant" else None
-    return Care(settings.dialect, api_key, settings.poll_s, slots, settings.gate_s, warmth, salts)
+    return Care(
+        settings.dialect,
+        api_key,
+        settings.poll_s,
+        slots,
+        settings.gate_s,
+        warmth,
+        salts,
+        settings.adapters,
+    )
 
 
 def _hearing(

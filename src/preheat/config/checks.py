@@ -17,6 +17,9 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _MODEL_NAME: Final = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
 
 
+_MOST_ADAPTERS: Final = 1_024
+
+
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 
 
@@ -68,6 +71,7 @@ _OF_OPENAI: Final = (
     "gate_s",
     "roles",
     "salts",
+    "adapters",
 )
 
 
@@ -173,6 +177,24 @@ def _check_engine(name: str, engine: EngineSettings) -> None:
     _check_lmcache(name, engine)
     _check_slots(name, engine)
     _check_roles(name, engine)
+    _check_adapters(name, engine)
+
+
+def _check_adapters(name: str, engine: EngineSettings) -> None:
+    key = f"engines.{name}.adapters"
+    if not engine.adapters:
+        return
+    if len(engine.adapters) > _MOST_ADAPTERS:
+        raise ConfigError(f"{key}: at most {_MOST_ADAPTERS}, got {len(engine.adapters)}")
+    for adapter, path in engine.adapters.items():
+        if not _MODEL_NAME.fullmatch(adapter):
+            raise ConfigError(f"{key}.{adapter!r}: a name has 1 to 256 printable characters")
+        if not path.strip():
+            raise ConfigError(f"{key}.{adapter}: say where it lies, as the servers see it")
+    if engine.dialect not in {"auto", "vllm", "sglang"}:
+        raise ConfigError(f"{key}: {engine.dialect} loads none while it runs; vllm and sglang do")
+    if not engine.poll_s:
+        raise ConfigError(f"{key}: poll_s 0 means that no server is asked what it has")
 
 
 def _check_roles(name: str, engine: EngineSettings) -> None:

@@ -303,6 +303,12 @@ class EngineSettings(Section, frozen=True):
             description='"tenant": servers whose cache takes a salt (vLLM) get one for each tenant, so that nobody can tell by the time what others have asked; a client\'s own counts beside it. Without tenants there is none. "off": what clients send.'
         ),
     ] = "tenant"
+    adapters: Annotated[
+        dict[str, str],
+        Meta(
+            description="LoRA adapters that its servers may be asked to load, by the name that clients use as a model's: where each lies, as the servers see it (vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, SGLang). A table, [engines.NAME.adapters]. See engines.md."
+        ),
+    ] = {}
     identity: Annotated[
         str,
         Meta(

@@ -82,7 +82,8 @@ class UpstreamCounts(msgspec.Struct):
     (`dialect`), how what it holds is known (`trust`), `queue_s` of prefill that wait there, and of the prompt tokens
     that it counted those its cache had, and would have had with round robin (`ghost_tokens`); `shadow_*`: see `core.router.Known`.
     `starts` is how often it was seen to be another one. `unsaved_slots` would be lost with it; `slot_files` is what was done with their files; `events` is what became of its KV events (docs/metrics.md). While it is
-    `warming` it gets no requests, then a growing share (`ramping`); `readied` is what it was given."""
+    `warming` it gets no requests, then a growing share (`ramping`); `readied` is what it was given. `adapters` are those that it has,
+    `adapter_loads` those that we had it load (`loads`, `load_s`, `refused`)."""
 
     address: str = ""
     in_flight: int = 0
@@ -106,6 +107,8 @@ class UpstreamCounts(msgspec.Struct):
     ramping: bool = False
     readied: dict[str, float] = {}
     starts: dict[str, int] = {}
+    adapters: list[str] = []
+    adapter_loads: dict[str, float] = {}
 
     def add(self, other: "UpstreamCounts") -> None:
         """Add what another process has of it."""
@@ -125,6 +128,11 @@ class UpstreamCounts(msgspec.Struct):
         self.readied = {
             what: self.readied.get(what, 0) + other.readied.get(what, 0)
             for what in {**self.readied, **other.readied}
+        }
+        self.adapters = sorted({*self.adapters, *other.adapters})
+        self.adapter_loads = {
+            what: self.adapter_loads.get(what, 0) + other.adapter_loads.get(what, 0)
+            for what in {**self.adapter_loads, **other.adapter_loads}
         }
         self.starts = {  # all have seen the same
             what: max(self.starts.get(what, 0), other.starts.get(what, 0))
@@ -149,7 +157,7 @@ class UpstreamCounts(msgspec.Struct):
         """Whoever asked it is gone."""
         self.in_flight, self.up, self.draining, self.queue_s = 0, None, False, 0.0
         self.warming = self.ramping = False
-        self.events = {}
+        self.events, self.adapters = {}, []
 
 
 class Snapshot(msgspec.Struct):

@@ -1,8 +1,10 @@
 """Who of several equal servers is asked, and who else where that one can't answer."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from preheat.core.breaker import RetryBudget
 from preheat.core.router import Ask, Router
@@ -76,13 +78,19 @@ class Choice:
         """Of those that are well the router's choice, or the least loaded, in turn where that is
         several; else the one from which an answer is likeliest. With whom it counts as sent."""
         now = time.monotonic()
-        well = self._well(tried, now)
+        router, followers = self._router, self._followers
+        adapter, places = "", None
+        if router is not None and ask is not None:
+            adapter = router.adapters.named(ask.model)
+            if adapter:
+                places = self._places(router, adapter, now)
+                ask = msgspec.structs.replace(ask, adapter_s=places)
+        well = self._well(tried, now, places)
         if not well:
-            worker = None if only_well else self._least_bad(tried, now)
+            worker = None if only_well else self._least_bad(tried, now, places)
             if worker is None:
                 return None
             well = [worker]
-        router, followers = self._router, self._followers
         if router is None or ask is None or followers is None:
             worker = min(well, key=lambda one: one.client.in_flight)
             self._turn = (self._workers.index(worker) + 1) % len(self._workers)
@@ -94,7 +102,11 @@ class Choice:
             self._link.sent(worker.url, ask.blocks, ask.token_blocks)
         if lookup is not None:
             lookup.sent_to(number)
-        return Chosen(worker, Placement(router, route, followers, whose, self._on_over))
+        placement = Placement(router, route, followers, whose, self._on_over)
+        if places is not None:
+            router.adapters.asked(adapter, number, now)
+            placement.needs(adapter, is_held=not places[number])
+        return Chosen(worker, placement)
 
     def other(
         self,
@@ -108,7 +120,7 @@ class Choice:
         """Who else may be asked the same; None where nobody is, or it wouldn't be safe."""
         if isinstance(outcome, Response) and outcome.status not in refusals:
             return None
-        if not is_queue(outcome):
+        if not is_unsent(outcome):
             if retries >= self._retries:
                 return None
             if isinstance(outcome, EngineError) and outcome.kind not in UNASKED:
@@ -123,10 +135,15 @@ class Choice:
             return None
         return other
 
-    def none_left(self) -> EngineError:
+    def none_left(self, ask: Ask | None = None) -> EngineError:
         """Why nobody can be asked."""
         now = time.monotonic()
         asked = [one for one in self._workers if not one.is_draining]
+        router = self._router
+        if asked and router is not None and ask is not None:
+            adapter = router.adapters.named(ask.model)
+            if adapter and not self._places(router, adapter, now):
+                return self._without(router, adapter, now)
         if not asked:
             return EngineError(
                 f"engine {self._name} is being drained: it takes nothing more",
@@ -139,15 +156,28 @@ class Choice:
             retry_after_s=max(1.0, wait_s),
         )
 
-    def _well(self, tried: Sequence[Worker], now: float) -> list[Worker]:
+    def _places(self, router: Router, adapter: str, now: float) -> dict[int, float]:
+        return router.adapters.places(adapter, [one.number for one in self._workers], now)
+
+    def _without(self, router: Router, adapter: str, now: float) -> EngineError:
+        wait_s = router.adapters.retry_s(adapter, [one.number for one in self._workers], now)
+        return EngineError(
+            f"no server of engine {self._name} has the adapter {adapter} or loads it now",
+            kind="adapter",
+            retry_after_s=max(1.0, wait_s),
+        )
+
+    def _well(
+        self, tried: Sequence[Worker], now: float, places: Container[int] | None
+    ) -> list[Worker]:
         """Who may be asked, from the one whose turn it is; of those that may be well again just one,
-        which this request finds out."""
+        which this request finds out. None has no adapter that it needs but these `places`."""
         workers = self._workers
         well: list[Worker] = []
         gated: list[Worker] = []
         for position in range(self._turn - len(workers), self._turn):  # below zero: from the end
             worker = workers[position]
-            if tried and worker in tried:
+            if (tried and worker in tried) or (places is not None and worker.number not in places):
                 continue
             if worker.breaker.is_closed and now >= worker.avoided_until and not worker.is_draining:
                 (gated if worker.is_gated else well).append(worker)
@@ -155,8 +185,12 @@ class Choice:
                 return [worker]
         return well or gated
 
-    def _least_bad(self, tried: Sequence[Worker], now: float) -> Worker | None:
+    def _least_bad(
+        self, tried: Sequence[Worker], now: float, places: Container[int] | None
+    ) -> Worker | None:
         left = [one for one in self._workers if one not in tried and not one.is_draining]
+        if places is not None:
+            left = [one for one in left if one.number in places]
         avoided = [one for one in left if one.breaker.is_closed]
         if avoided:
             return min(avoided, key=lambda one: one.avoided_until)
@@ -167,3 +201,8 @@ class Choice:
 def is_queue(outcome: Outcome) -> bool:
     """Whether it is our own limit that was met, not the engine's failure."""
     return isinstance(outcome, EngineError) and outcome.kind == "queue"
+
+
+def is_unsent(outcome: Outcome) -> bool:
+    """Whether nothing was asked, and nothing has failed: another may be asked whatever the rules are."""
+    return isinstance(outcome, EngineError) and outcome.kind in {"queue", "adapter"}

@@ -23,8 +23,8 @@ Each call takes the next reply, then the default; `fake_flaws` has the flaws. A 
     fault: "connect_error" | "reset" | "hang" | "garbage" | "reset_after" | "end_after" |
            "half_event" (the last three after `after` pieces, default 1)
 
-`GET /fake/log` tells what came: calls, running, cancelled, most_at_once, requests (the last 1,000,
-bodies in base64). `POST /fake/reset` forgets all of it.
+`GET /fake/log` tells what came: calls, running, cancelled, most_at_once, adapters, adapter_loads (that were
+asked for), requests (the last 1,000, bodies in base64). `POST /fake/reset` forgets all of it.
 """
 
 import argparse
@@ -41,6 +41,7 @@ import msgspec
 
 from preheat.core.slot_desk import Freed
 from preheat.core.types import SessionState
+from preheat.engines.fake_adapters import LOAD, UNLOAD, Answer, FakeAdapters, unknown
 from preheat.engines.fake_flaws import Flaws
 from preheat.engines.fake_kv import BlockLru
 from preheat.engines.openai import OpenAi
@@ -55,6 +56,7 @@ _JSON: Final = b"Content-Type: application/json\r\n"
 _EVENTS: Final = b"Content-Type: text/event-stream\r\n"
 _PLAIN: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\n"
 _DIMENSIONS: Final = 8
+_OF_ADAPTERS: Final = frozenset({LOAD, UNLOAD})
 _RENDERED: Final = frozenset({"/v1/chat/completions/render", "/tokenize"})
 
 
@@ -100,6 +102,7 @@ class FakeEngine:
         script: Script | None = None,
     ) -> None:
         self._kv = BlockLru(capacity_blocks) if capacity_blocks else None
+        self._adapters = FakeAdapters()
         self._logged = logged
         self._script = script or Script()
         self._forget()
@@ -115,10 +118,10 @@ class FakeEngine:
         elif self._script.flaws.is_refused(exchange.headers):
             exchange.reply(_head(401), _encode({"error": {"message": "Unauthorized"}}))
         elif path == "/v1/models":
-            exchange.reply(_head(200), _encode(self._script.flaws.model_list()))
+            exchange.reply(_head(200), _encode(self._model_list()))
         elif path == "/metrics" and self._script.flaws.metrics:
-            page = self._script.flaws.metrics_page(self._queried_tokens, self._hit_tokens)
-            exchange.reply(_PLAIN, page)
+            counted = self._queried_tokens, self._hit_tokens, self._running
+            exchange.reply(_PLAIN, self._script.flaws.metrics_page(*counted))
         elif path in _RENDERED:
             exchange.reply(_head(200), _tokens_of(exchange.body))
         elif exchange.method == b"GET" and not path.startswith("/v1/"):
@@ -148,6 +151,7 @@ class FakeEngine:
             self._forget()
             if self._kv is not None:
                 self._kv.clear()
+            self._adapters.forget()
             self._script = Script()
         elif path != "/fake/log":
             exchange.reply(_head(404), b"{}")
@@ -157,6 +161,8 @@ class FakeEngine:
             "running": self._running,
             "cancelled": self._cancelled,
             "most_at_once": self._most_at_once,
+            "adapters": list(self._adapters.paths),
+            "adapter_loads": self._adapters.loads,
             "requests": list(self._requests),
         }
         exchange.reply(_head(200), _encode(log))
@@ -185,6 +191,15 @@ class FakeEngine:
             asked = {}
         if not isinstance(asked, dict):
             asked = {}
+        flaws = self._script.flaws
+        if flaws.loads_adapters and path in _OF_ADAPTERS:
+            status, said = await self._adapt(path, asked)
+            exchange.reply(_head(status), said.encode() if isinstance(said, str) else _encode(said))
+            return
+        if flaws.loads_adapters and asked.get("model") not in self._model_names():
+            status, said = unknown(asked.get("model"))
+            exchange.reply(_head(status), _encode(said))
+            return
         reply = self._next_reply(asked, number)
         await asyncio.sleep(self._script.delay_s if reply.delay_s is None else reply.delay_s)
         if reply.fault in {"connect_error", "reset"}:
@@ -200,6 +215,23 @@ class FakeEngine:
         else:
             await self._tell(exchange, path, asked, reply, number)
 
+    async def _adapt(self, path: str, asked: dict[str, Any]) -> Answer:
+        flaws = self._script.flaws
+        if path == UNLOAD:
+            return self._adapters.unload(asked)
+        return await self._adapters.load(
+            asked, most=flaws.most_adapters, load_s=flaws.adapter_load_s
+        )
+
+    def _model_list(self) -> dict[str, Any]:
+        flaws = self._script.flaws
+        listed = flaws.model_list()
+        listed["data"] += self._adapters.listed(flaws.models[0], flaws.owned_by)
+        return listed
+
+    def _model_names(self) -> set[str]:
+        return {*self._script.flaws.models, *self._adapters.paths}
+
     def _next_reply(self, asked: dict[str, Any], number: int) -> Reply:
         if self._script.replies:
             return self._script.replies.pop(0)
@@ -213,7 +245,8 @@ class FakeEngine:
     ) -> None:
         prompt = _rendered(asked)
         # A token a byte.
-        cached_tokens = self._kv.serve(list(prompt)) if self._kv is not None else 0
+        adapter = model if (model := str(asked.get("model"))) in self._adapters.paths else ""
+        cached_tokens = self._kv.serve(list(prompt), adapter) if self._kv is not None else 0
         self._queried_tokens += len(prompt) if self._kv is not None else 0
         self._hit_tokens += cached_tokens
         flaws = self._script.flaws
@@ -614,7 +647,8 @@ def _refuse(refusal: Refusal) -> tuple[bytes, bytes]:
 
 async def _serve(options: argparse.Namespace) -> None:
     default = options.reply if options.reply in {"count", "echo"} else Reply(content=options.reply)
-    script = Script(default=default, delay_s=options.delay_s)
+    flaws = msgspec.json.decode(options.flaws, type=Flaws)
+    script = Script(default=default, delay_s=options.delay_s, flaws=flaws)
     engine = FakeEngine(
         capacity_blocks=options.capacity_blocks, logged=options.logged, script=script
     )
@@ -641,6 +675,9 @@ def main() -> None:
     parser.add_argument("--delay-s", type=float, default=0.0, help="before each answer")
     parser.add_argument(
         "--capacity-blocks", type=int, default=16_384, help="of 16 tokens; 0: no KV cache"
+    )
+    parser.add_argument(
+        "--flaws", default="{}", metavar="JSON", help="as in /fake/script, from the start on"
     )
     parser.add_argument(
         "--logged", type=int, default=_LOGGED, help="requests kept for /fake/log; 0: none"

@@ -12,7 +12,9 @@ class Flaws(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `owned_by` and `models` are what `/v1/models` tells; `api_key` is asked for where there is one;
     `refuses` are fields of a body that are a 400; `usage` is told, not told in streams, or never;
     `cached_tokens` in it are told or hidden; `metrics` has vLLM's counters of its prefix cache at
-    `/metrics`; `token_s` is the time for each input token that the KV cache hadn't.
+    `/metrics`; `token_s` is the time for each input token that the KV cache hadn't. With `loads_adapters` it is
+    a vLLM that loads LoRA adapters while it runs, each in `adapter_load_s`, at most so many (`most_adapters`; 0: no
+    limit), and a model that it doesn't have is a 404.
     """
 
     owned_by: str = "preheat"
@@ -23,6 +25,9 @@ class Flaws(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hides_cached_tokens: bool = False
     metrics: bool = False
     token_s: float = 0.0
+    loads_adapters: bool = False
+    adapter_load_s: float = 0.0
+    most_adapters: int = 0
 
     def is_refused(self, headers: Mapping[bytes, bytes]) -> bool:
         """Whether a request lacks the key."""
@@ -47,11 +52,15 @@ class Flaws(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ]
         return {"object": "list", "data": data}
 
-    def metrics_page(self, queried_tokens: int, hit_tokens: int) -> bytes:
-        """The counters, as vLLM 0.32 writes them."""
+    def metrics_page(self, queried_tokens: int, hit_tokens: int, running: int) -> bytes:
+        """The counters and how busy it is, as vLLM 0.32 writes them; nobody waits here."""
         lines = "".join(
             f'# TYPE vllm:prefix_cache_{name} counter\nvllm:prefix_cache_{name}_total{{engine="0"}}'
             f" {float(value)}\n"
             for name, value in (("queries", queried_tokens), ("hits", hit_tokens))
         )
-        return lines.encode()
+        load = "".join(
+            f'# TYPE vllm:num_requests_{name} gauge\nvllm:num_requests_{name}{{engine="0"}} {value}\n'
+            for name, value in (("running", float(running)), ("waiting", 0.0))
+        )
+        return (load + lines).encode()

@@ -38,12 +38,12 @@ class BlockLru:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def serve(self, tokens: Sequence[int]) -> int:
-        """Return how many leading tokens were cached, then hold the sequence.
+    def serve(self, tokens: Sequence[int], adapter: str = "") -> int:
+        """Return how many leading tokens were cached, then hold the sequence, which is that adapter's own.
 
         At most all but one: an engine has to compute the last to have something to answer.
         """
-        chain = list(self._chain(tokens))
+        chain = list(self._chain(tokens, adapter))
         held = 0
         while held < len(chain) and chain[held] in self._blocks:
             held += 1
@@ -62,10 +62,10 @@ class BlockLru:
         while len(self._blocks) > self.capacity_blocks:
             self._blocks.popitem(last=False)
 
-    def _chain(self, tokens: Sequence[int]) -> Iterator[bytes]:
+    def _chain(self, tokens: Sequence[int], adapter: str) -> Iterator[bytes]:
         data = array("q", tokens).tobytes()
         size = self.block_tokens * 8
-        parent = b""
+        parent = blake2b(adapter.encode(), digest_size=16).digest() if adapter else b""
         for start in range(0, len(data) - size + 1, size):
             parent = blake2b(data[start : start + size], digest_size=16, key=parent).digest()
             yield parent

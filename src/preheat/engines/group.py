@@ -13,8 +13,9 @@ from preheat.core.breaker import Breaker
 from preheat.core.router import Ask, Router
 from preheat.core.slot_desk import Freed
 from preheat.core.types import SessionState
+from preheat.engines.adapter_loads import AdapterLoads
 from preheat.engines.attendant import Attendant
-from preheat.engines.choice import Choice, Chosen, Outcome, is_queue
+from preheat.engines.choice import Choice, Chosen, Outcome, is_unsent
 from preheat.engines.gate import Gate
 from preheat.engines.kv_hearing import Hearing
 from preheat.engines.kv_link import LearnerLink
@@ -70,7 +71,9 @@ class Group:
             self._warmers = Warmers(
                 care.dialect, care.api_key, router, care.salts, care.warmth, link
             )
+        self._loads: AdapterLoads | None = None
         if router is not None and care is not None:
+            self._loads = AdapterLoads(router.adapters, self._warmers.direct, self._on_event)
             attendants = self._attendants
             self._gate = Gate(
                 care.gate_s,
@@ -79,6 +82,7 @@ class Group:
                 router,
                 lambda worker: attendants[worker][0] if worker in attendants else None,
                 self._on_event,
+                self._loads,
             )
         self._members = Members(
             name,
@@ -122,7 +126,7 @@ class Group:
         if ask is not None:
             ask = await self._known(ask, body, lookup)
         handed = None
-        if self._roles is not None:
+        if self._roles is not None and not self._adapter_of(ask):
             handed = await self._handed(self._roles, ask, path, headers, body)
         chosen = self._first(handed, ask, whose, lookup)
         refusals = REFUSALS if is_repeatable else _UNDONE
@@ -151,7 +155,7 @@ class Group:
             chosen = other
             if isinstance(outcome, Response):
                 outcome.close()
-            if not is_queue(outcome):
+            if not is_unsent(outcome):
                 retries += 1
                 worker.retries += 1
         if isinstance(outcome, EngineError):
@@ -262,6 +266,8 @@ class Group:
         await self._members.end_tasks()
         if self._gate is not None:
             await self._gate.aclose()
+        if self._loads is not None:
+            await self._loads.aclose()
         await self._warmers.aclose()
         if self._hearing is not None:
             await self._hearing.aclose()
@@ -288,12 +294,16 @@ class Group:
     async def _released(self, worker: Worker) -> None:
         if self._gate is not None:
             await self._gate.left(worker)
+        if self._loads is not None:
+            await self._loads.forget(worker)
         await self._warmers.forget(worker)
 
     @property
     def _has_choice(self) -> bool:
-        """Whether there is anything to decide: a server, or a slot."""
-        return len(self._workers) > 1 or self._workers[0].seats is not None
+        """Whether there is anything to decide: a server, a slot, or an adapter to load."""
+        if len(self._workers) > 1 or self._workers[0].seats is not None:
+            return True
+        return self._router is not None and bool(self._router.adapters.sources)
 
     async def _asked(
         self,
@@ -307,10 +317,37 @@ class Group:
         handed: Handover | None,
     ) -> Response:
         if placement is not None:
+            if placement.loads_adapter and self._loads is not None:
+                await placement.loaded(partial(self._loads.ready, worker, placement.adapter))
             keeper = None if worker.seats is None else worker.seats.keeper
             body = await placement.ready(keeper, path, body, self._rules.seat_s)
         if handed is not None:
             return await handed.ask(worker, path, body)
+        answer = await worker.ask(method, path, headers, body)
+        if answer.status == 404 and placement is not None and placement.adapter:
+            return await self._with_adapter(worker, placement, method, path, headers, body, answer)
+        return answer
+
+    async def _with_adapter(
+        self,
+        worker: Worker,
+        placement: Placement,
+        method: bytes,
+        path: bytes,
+        headers: Headers,
+        body: bytes,
+        answer: Response,
+    ) -> Response:
+        """Asked once more after a 404, where the server has lost the adapter unseen; else that answer."""
+        loads, adapter = self._loads, placement.adapter
+        try:
+            if loads is None or not await loads.is_lost(worker, adapter):
+                return answer
+        except BaseException:
+            answer.close()
+            raise
+        answer.close()
+        await placement.loaded(partial(loads.ready, worker, adapter))
         return await worker.ask(method, path, headers, body)
 
     async def _handed(
@@ -335,9 +372,15 @@ class Group:
             dialect="" if attended is None else attended[0].known.dialect,
             known=self._router.known(worker.number, now),
             events=None if self._hearing is None else self._hearing.counts(worker),
+            adapters=None if self._loads is None else self._loads.counts(worker),
         )
 
     # choosing
+
+    def _adapter_of(self, ask: Ask | None) -> str:
+        if self._router is None or ask is None:
+            return ""
+        return self._router.adapters.named(ask.model)
 
     def _ask_of(self, body: bytes, whose: Whose) -> Ask | None:
         if self._router is None:
@@ -388,7 +431,7 @@ class Group:
             return Chosen(handed.decoder, None)
         chosen = self._choice.first((), ask, whose, only_well=False, lookup=lookup)
         if chosen is None:
-            raise self._choice.none_left()
+            raise self._choice.none_left(ask)
         return chosen
 
     # what goes on beside the requests

@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
+from preheat.core.adapters import Adapters
 from preheat.core.breaker import Breaker
 from preheat.core.router import Router
 from preheat.core.routing import RoutingPolicy
@@ -59,7 +60,7 @@ class OpenAi:
             connect=self._connect,
             breaker=breaker or Breaker(),
             rules=rules or Rules(),
-            router=None if routing is None else Router(routing, shadow=shadow),
+            router=None if routing is None else _router(routing, shadow, care),
             care=care,
             hearing=hearing,
             link=link,
@@ -152,6 +153,11 @@ class OpenAi:
                 f"engines.{self.name}.url: expected http(s)://host[:port][/v1] ({error})"
             ) from None
         return client
+
+
+def _router(routing: RoutingPolicy, shadow: RoutingPolicy | None, care: Care | None) -> Router:
+    adapters = Adapters({} if care is None else care.adapters)
+    return Router(routing, shadow=shadow, adapters=adapters)
 
 
 def _http2_client(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -78,6 +78,19 @@ class Placement:
         self._seated: Seated | None = None
         self._is_over = False
         self.warmed = NOTHING_FOUND
+        self.adapter = ""  # that it needs there
+        self.loads_adapter = False  # before it is sent
+
+    def needs(self, adapter: str, *, is_held: bool) -> None:
+        """It is for that one, which the server has, or has to load first."""
+        self.adapter, self.loads_adapter = adapter, not is_held
+        self.reason += b", adapter=held" if is_held else b", adapter=load"
+
+    async def loaded(self, load: Callable[[], Awaitable[None]]) -> None:
+        """Once its adapter is there. Raises EngineError."""
+        began_at = time.monotonic()
+        await load()
+        self._router.waited(self.route.ticket, time.monotonic() - began_at)
 
     async def ready(
         self, keeper: SlotKeeper | None, path: bytes, body: bytes, limit_s: float

@@ -1,5 +1,7 @@
 """How a group of equal servers is treated: what a failure means, and how each is looked after."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from preheat.engines.roles import Role
@@ -24,7 +26,8 @@ class Rules(msgspec.Struct, frozen=True):
 class Care(msgspec.Struct, frozen=True):
     """How each server of a group is looked after: the dialect that it speaks ("auto": it is asked),
     the key that opens it, how often it is asked how busy it is, and where its slots are saved. Who comes cold is
-    held back for `gate_s` at most, and given what is hot (`warmth`). `salts` set tenants apart in its cache."""
+    held back for `gate_s` at most, and given what is hot (`warmth`). `salts` set tenants apart in its cache; `adapters`
+    are those that it may load, by name: where they lie for it."""
 
     dialect: str = "auto"
     api_key: str = ""
@@ -33,3 +36,4 @@ class Care(msgspec.Struct, frozen=True):
     gate_s: float = 0.0
     warmth: Warmth | None = None
     salts: Salts | None = None
+    adapters: Mapping[str, str] = {}

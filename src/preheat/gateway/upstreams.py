@@ -11,6 +11,7 @@ from preheat.core.slot_desk import Freed
 from preheat.core.stats import UpstreamCounts
 from preheat.core.types import Ask
 from preheat.engines import Engine
+from preheat.engines.worker import AdapterCounts
 from preheat.errors import ConfigError
 from preheat.gateway.intake import KEYED_HEADERS, Sender
 from preheat.gateway.table import Table
@@ -184,6 +185,8 @@ class Upstreams:
                     ramping=known.is_back,
                     readied=msgspec.structs.asdict(state.readied),
                     starts=state.starts,
+                    adapters=[] if state.adapters is None else state.adapters.names,
+                    adapter_loads=_loads_of(state.adapters),
                     events={} if state.events is None else msgspec.structs.asdict(state.events),
                 )
         return found
@@ -248,3 +251,9 @@ def header_of(response: Response, name: bytes) -> bytes:
 
 def _listed(value: bytes) -> set[bytes]:
     return {part.strip().lower() for part in value.split(b",")}
+
+
+def _loads_of(counts: AdapterCounts | None) -> dict[str, float]:
+    if counts is None or not (counts.names or counts.loads or counts.refused):
+        return {}  # most servers have nothing to do with any
+    return {"loads": counts.loads, "load_s": counts.load_s, "refused": counts.refused}

@@ -177,6 +177,7 @@ class _Collector:
             labels=[*labels, "of"],
         )
         yield from self._readied()
+        yield from self._adapters()
         for name, counts in self._counted.upstreams.items():
             for what, count in counts.events.items():
                 events.add_metric([name, what], count)
@@ -229,6 +230,30 @@ class _Collector:
                 else:
                     readied.add_metric([name, what], count)
         yield from (warming, readied, held, starts)
+
+    def _adapters(self) -> Iterator[Metric]:
+        held = GaugeMetricFamily(
+            "preheat_upstream_adapters", "LoRA adapters that it has.", labels=["upstream"]
+        )
+        loads = CounterMetricFamily(
+            "preheat_upstream_adapter_loads",
+            "LoRA adapters that it was to load: loaded, refused.",
+            labels=["upstream", "of"],
+        )
+        seconds = CounterMetricFamily(
+            "preheat_upstream_adapter_load_seconds",
+            "For how long it loaded them.",
+            labels=["upstream"],
+        )
+        for name, counts in self._counted.upstreams.items():
+            if not counts.adapter_loads:
+                continue
+            if counts.up is not None:
+                held.add_metric([name], len(counts.adapters))
+            loads.add_metric([name, "loaded"], counts.adapter_loads["loads"])
+            loads.add_metric([name, "refused"], counts.adapter_loads["refused"])
+            seconds.add_metric([name], counts.adapter_loads["load_s"])
+        yield from (held, loads, seconds)
 
 
 _TOTALS: Final = {

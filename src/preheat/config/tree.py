@@ -504,4 +504,7 @@ def fields_of(section: type[Section]) -> Iterator[tuple[str, str, Any]]:
         hint = hints[field.name]
         described = [arg for arg in get_args(hint)[1:] if isinstance(arg, Meta)]
         sentence = described[0].description if get_origin(hint) is Annotated and described else None
-        yield field.name, sentence or "", field.default
+        default = field.default
+        if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        yield field.name, sentence or "", default

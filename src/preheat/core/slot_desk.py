@@ -162,6 +162,12 @@ class SlotDesk:
             if slot.holds is not None and slot.holds.tenant == tenant and not slot.is_busy:
                 slot.holds, slot.is_saved = None, True
 
+    def forget(self, slot: int) -> None:
+        """It holds something else, nobody knows what."""
+        one = self._slots[slot]
+        if not one.is_busy:
+            one.holds, one.is_saved = None, True
+
     def cleared(self) -> None:
         """The server was restarted: all are empty, and nothing is under way."""
         self._slots = [_Slot(slot.number) for slot in self._slots]

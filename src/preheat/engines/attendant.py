@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -66,6 +67,9 @@ class Attendant:
         self._prompt_tokens = 0
         self._has_files = False
         self._files_at = float("-inf")
+        self._do_slots_tell = False
+        if worker.seats is not None:
+            worker.seats.on_restart = partial(self._began_anew, "restarted", {})
         self._why_no_files: str | None = None
 
     async def run(self) -> None:
@@ -84,13 +88,15 @@ class Attendant:
             await asyncio.sleep(wait_s)
 
     async def look(self) -> bool:
-        """Look now, drained or not. Whether it has counts that would say that it was started again (`starts`).
+        """Look now, drained or not. Whether it has counts, or slots, that would say that it was started again
+        (`starts`).
         Raises EngineError and TimeoutError."""
         self._measured_at = float("-inf")
         self.known = msgspec.structs.replace(self.known, load=None)
         await self._look()
         load = self.known.load
-        return load is not None and load.prompt_tokens_total is not None
+        has_counts = load is not None and load.prompt_tokens_total is not None
+        return has_counts or self._do_slots_tell
 
     def presume_started(self) -> None:
         """It isn't the process that it was: what it counts now is no sign of another one."""
@@ -124,6 +130,8 @@ class Attendant:
             await self._measure(dialect)
             self._measured_at = now
         await self._open_files()
+        if self._worker.seats is not None:
+            self._do_slots_tell = await self._worker.seats.look() is not None
         await self._read_load(dialect)
         await self._read_adapters(dialect)
 

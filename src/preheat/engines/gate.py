@@ -148,6 +148,8 @@ class Gate:
                 if status < 500:
                     would_say = await attendant.look()
                     is_anew = attendant.starts != attendant.readied
+                    if not (is_anew or would_say) and worker.seats is not None:
+                        worker.seats.restarted()  # nobody knows: what its slots had is loaded again
                     return is_anew or not would_say or why != "drained"
             await asyncio.sleep(_LOOK_S)
 

@@ -99,6 +99,7 @@ class Placement:
         and, where a keeper names the slots, once it has one. Raises EngineError where none comes
         free in time."""
         if keeper is None or path not in _SEATED or not _may_be_seated(body):
+            self._keeper = keeper  # it takes a slot of the server's choice
             await self._followers.hold(self.route)
             return body
         ask = self.route.ticket.ask
@@ -140,7 +141,8 @@ class Placement:
             # The last token that was said isn't computed on.
             has_told = usage is not None and usage.input_tokens > 0
             tokens = usage.input_tokens + usage.output_tokens - 1 if usage and has_told else None
-            self._end(tokens, calls_tool=calls_tool)
+            cached = usage.cached_tokens if usage is not None and usage.tells_cached else None
+            self._end(tokens, cached, calls_tool=calls_tool)
             if self._whose.is_over:  # not where it is asked elsewhere next
                 self._on_over(self._whose)
 
@@ -150,12 +152,16 @@ class Placement:
             self._router.failed(self.route.ticket, time.monotonic())
             self._end(None)
 
-    def _end(self, tokens: int | None, *, calls_tool: bool = False) -> None:
+    def _end(
+        self, tokens: int | None, cached_tokens: int | None = None, *, calls_tool: bool = False
+    ) -> None:
         self._is_over = True
         whose = self._whose
         if self._keeper is not None and self._seated is not None:
             pause = "tool-call" if calls_tool and not whose.is_over else whose.state
-            self._keeper.ended(self._seated, tokens, pause)
+            self._keeper.ended(self._seated, tokens, pause, cached_tokens=cached_tokens)
+        elif self._keeper is not None:
+            self._keeper.doubt()
         self._followers.ended(self.route.ticket.number)
 
 

@@ -12,10 +12,13 @@ from preheat.core.costs import ServiceModel
 from preheat.core.pauses import Pauses
 from preheat.core.router import Loadable
 from preheat.core.slot_desk import Freed, Holding, Seat, SlotDesk
-from preheat.core.slot_ways import Prospect, Way, quickest
+from preheat.core.slot_ways import Way
+from preheat.engines.slot_choices import loads, waits
 from preheat.engines.slot_leaders import Leader, Leaders, Wanted
-from preheat.engines.slot_shelf import Found, SlotShelf
+from preheat.engines.slot_saver import SlotSaver
+from preheat.engines.slot_shelf import SlotShelf
 from preheat.engines.slot_tier import SlotTier
+from preheat.engines.slot_truth import Said, SlotTruth
 
 OVER: Final = "over"
 """The kind of a pause that never ends."""
@@ -51,23 +54,23 @@ class SlotKeeper:
         *,
         slots: int,
         shelf: SlotShelf | None = None,
+        on_restart: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`shelf` is that of the tier's folder, where several servers share it."""
+        """`shelf` is that of the tier's folder, where several servers share it. `on_restart` hears where the
+        server is found to be another process, and calls `restarted`."""
         self._tier = tier
         self._desk = SlotDesk(slots)
         self._pauses = Pauses()
         self._clock = clock
         self._seats = asyncio.Semaphore(slots)  # it serves in the order of asking
         self._life = 0
-        self._erasures = 0
-        self._is_closed = False
-        self._service: ServiceModel | None = None
         self._leaders = Leaders()
-        self._saver: asyncio.Task[None] | None = None
-        self._saving: int | None = None  # the slot that is being saved ahead
         self._handing: set[asyncio.Task[None]] = set()
         self._shelf = SlotShelf(tier.folder) if shelf is None else shelf
+        self._saver = SlotSaver(tier, self._desk, self._shelf)
+        self._truth = SlotTruth(tier.told)
+        self._on_restart = on_restart or self.restarted
 
     def loadable(self, tenant: str, blocks: Sequence[int]) -> Loadable | None:
         """What it could load of a prompt from files."""
@@ -79,8 +82,9 @@ class SlotKeeper:
     async def seat(self, wanted: Wanted, service: ServiceModel | None) -> Seated:
         """A slot for it, in the order of asking; what it has of the prompt is there when this returns.
         It is busy until `ended`. `service` is the model's speed on this server, if it is known."""
-        self._service = service
+        self._saver.service = service
         self._pauses.came(wanted.blocks, self._clock())
+        self._resolve(await self._truth.resolved())
         if service is not None:
             await self._led(wanted, service)
         file = self._shelf.find(wanted.tenant, wanted.blocks)
@@ -89,31 +93,47 @@ class SlotKeeper:
             fetch = asyncio.create_task(self._tier.fetch(file.kept))
         try:
             await self._seats.acquire()
-            seat = self._desk.take(wanted.tenant, wanted.blocks)
-            assert seat is not None  # no more are let in than there are
-            seated = Seated(wanted, seat.slot, "recompute", 0, self._life, self._erasures)
-            self._leaders.began(seat.slot, wanted, self._clock())
-            try:
-                return await self._filled(seated, seat, service)
-            except BaseException:
-                self.ended(seated, None)
-                raise
+            while True:
+                seat = self._desk.take(wanted.tenant, wanted.blocks)
+                assert seat is not None  # no more are let in than there are
+                self._truth.taken(seat.slot)
+                seated = Seated(wanted, seat.slot, "recompute", 0, self._life, self._saver.erasures)
+                self._leaders.began(seat.slot, wanted, self._clock())
+                try:
+                    filled = await self._filled(seated, seat, service)
+                except BaseException:
+                    self.ended(seated, None)
+                    raise
+                if filled.life == self._life:  # else its slot is empty again, and anybody's
+                    return filled
         finally:
             if fetch is not None:
                 fetch.cancel()
 
-    def ended(self, seated: Seated, tokens: int | None, pause: str = "") -> None:
+    def ended(
+        self,
+        seated: Seated,
+        tokens: int | None,
+        pause: str = "",
+        *,
+        cached_tokens: int | None = None,
+    ) -> None:
         """Its request is over. `tokens` are what the slot holds now, by the engine's count: of prompt
         and answer together, less the last one; None where that isn't known. `pause` is the kind of
         what its session does now (`Pauses`). A prompt shorter than a block isn't kept, nor one whose
-        session is `over`."""
+        session is `over`. So many `cached_tokens` its answer told, if it did."""
         wanted = seated.wanted
         holding = None
-        if tokens is not None and wanted.blocks and seated.erasures == self._erasures:
+        is_erased = self._saver.is_erased(wanted.tenant, seated.erasures)
+        if tokens is not None and wanted.blocks and not is_erased:
             holding = Holding(wanted.tenant, wanted.session, wanted.blocks, tokens)
         if seated.life != self._life:
             self._seats.release()
             return
+        if tokens is not None:
+            self._truth.left(seated.slot, tokens)
+        if cached_tokens is not None and 2 * cached_tokens < seated.found_tokens:
+            self._truth.doubt()
         leader = self._leaders.ended(seated.slot)
         if leader is not None and holding is not None and len(leader.followers) > 1:
             task = asyncio.create_task(self._handed_over(seated, holding, leader, pause))
@@ -131,17 +151,11 @@ class SlotKeeper:
     @property
     def unsaved(self) -> int:
         """Idle slots with what would be lost, and is worth a file."""
-        return sum(
-            self._tier.pays(holding.tokens, self._service) for _, holding in self._desk.unsaved()
-        )
+        return len(self._saver.unsaved)
 
     async def save_all(self) -> int:
         """Write whatever no file has, before the server is stopped; how many are written now."""
-        saved = 0
-        for slot, holding in self._desk.unsaved():
-            if self._tier.pays(holding.tokens, self._service):
-                saved += await self._saved(slot, holding)
-        return saved
+        return await self._saver.save_all()
 
     async def refill(self) -> int:
         """Load what was used last into empty slots, those of a server that was started again; how many.
@@ -172,24 +186,42 @@ class SlotKeeper:
         """Delete a tenant's files, behind what is being written; what the slots hold of it is found and
         written by nobody, of any request under way neither."""
         self._desk.erase(tenant)
-        self._erasures += 1
-        await self._tier.erase(tenant)
+        await self._saver.erase(tenant)
+
+    def doubt(self) -> None:
+        """What is believed may be wrong: the server is asked before the next request is seated."""
+        self._truth.doubt()
+
+    async def look(self) -> bool | None:
+        """Ask it what its slots hold, and believe it. Whether it is another process; None where that can't be
+        told."""
+        return self._resolve(await self._truth.compared())
 
     def restarted(self) -> None:
         """The server is another process: its slots are empty."""
         self._tier.restarted()
         self._desk.cleared()
         self._leaders.clear()
+        self._truth.clear()
         self._life += 1
 
     async def aclose(self) -> None:
         """Save nothing more."""
-        self._is_closed = True
-        tasks = [*self._handing, *([self._saver] if self._saver else [])]
-        for task in tasks:
+        await self._saver.aclose()
+        for task in self._handing:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        if self._handing:
+            await asyncio.wait(self._handing)
+
+    def _resolve(self, said: Said | None) -> bool | None:
+        if said is None:
+            return None
+        if said.is_another:
+            self._on_restart()
+        for slot in said.changed:
+            self._desk.forget(slot)
+            self._truth.taken(slot)
+        return said.is_another
 
     def _free(self, seated: Seated, holding: Holding | None, pause: str) -> None:
         if seated.life == self._life:
@@ -200,8 +232,7 @@ class SlotKeeper:
             if pause == OVER:
                 self._desk.over(seated.wanted.tenant, seated.wanted.session)
         self._seats.release()
-        if self._saver is None and not self._is_closed:
-            self._saver = asyncio.create_task(self._save_next())
+        self._saver.save_next()
 
     async def _led(self, wanted: Wanted, service: ServiceModel) -> None:
         """Wait for the end of who computes the same, where that is the quickest way."""
@@ -212,14 +243,7 @@ class SlotKeeper:
             return
         leader, shared = found
         leader_s = max(0.0, leader.ends_at - self._clock())
-        had, left = (wanted.tokens * part // len(wanted.blocks) for part in (there, shared))
-        prospect = Prospect(
-            queue_s=wanted.queue_s,
-            recompute_s=service.prefill_s(wanted.tokens - had, had),
-            leader_s=leader_s,
-            led_rest_s=service.prefill_s(wanted.tokens - left, left),
-        )
-        if quickest(prospect).way == "wait":
+        if waits(wanted, there, shared, leader_s, service):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(
                     2.0 * leader_s + 1.0
@@ -234,19 +258,17 @@ class SlotKeeper:
         shared = wanted.blocks[: leader.shared_blocks]
         try:
             whole = Holding(wanted.tenant, "", shared, holding.tokens)
-            await self._saved(seated.slot, whole, at_once=True)
+            await self._saver.save(seated.slot, whole, at_once=True)
         finally:
             self._free(seated, holding, pause)
             leader.release()
 
     async def _filled(self, seated: Seated, seat: Seat, service: ServiceModel | None) -> Seated:
         wanted, losing = seated.wanted, seat.losing
-        if self._saving == seat.slot and self._saver is not None:
-            # Else what is saved would be what this request makes of it.
-            await asyncio.wait([self._saver])
-            losing = None if self._desk.is_saved(seat.slot) else losing
-        if losing is not None and self._tier.pays(losing.tokens, service):
-            await self._saved(seat.slot, losing, at_once=True)
+        if await self._saver.ended(seat.slot) and self._desk.is_saved(seat.slot):
+            losing = None
+        if losing is not None and self._saver.pays(losing):
+            await self._saver.save(seat.slot, losing, at_once=True)
         file = self._shelf.find(wanted.tenant, wanted.blocks)  # it may have been saved meanwhile
         most = wanted.tokens - 1
         found = min(seat.found_tokens, most)
@@ -255,44 +277,8 @@ class SlotKeeper:
             hot = msgspec.structs.replace(seated, way="hot", found_tokens=found)
         if file is None or file.tokens <= found:
             return hot
-        held = min(file.tokens, most)
-        if service is not None and not self._is_quicker(file, wanted.tokens, found, held, service):
+        if service is not None and not loads(self._tier, file, wanted, found, service):
             return hot
         if not (await self._tier.restore(seat.slot, file.kept)).ok:
             return hot
-        return msgspec.structs.replace(seated, way="restore", found_tokens=held)
-
-    def _is_quicker(
-        self, file: Found, tokens: int, found: int, held: int, service: ServiceModel
-    ) -> bool:
-        """Whether this file is loaded, and not the prompt computed behind what the slot has."""
-        prospect = Prospect(
-            recompute_s=service.prefill_s(tokens - found, found),
-            fetch_s=self._tier.fetch_s(file.kept),
-            load_s=self._tier.load_s(file.kept),
-            restored_rest_s=service.prefill_s(tokens - held, held),
-        )
-        return quickest(prospect).way == "restore"
-
-    async def _saved(self, slot: int, holding: Holding, *, at_once: bool = False) -> bool:
-        erasures = self._erasures
-        move = await (self._tier.save_now if at_once else self._tier.save)(slot, holding)
-        if move.ok and erasures != self._erasures:  # it may have been this tenant's
-            await self._tier.erase(holding.tenant)
-            return False
-        if move.ok:
-            self._desk.saved(slot, holding)
-            self._shelf.wrote(holding)
-        return move.ok
-
-    async def _save_next(self) -> None:
-        try:
-            unsaved = self._desk.unsaved()
-            if not unsaved or self._desk.next_slot != unsaved[0][0]:
-                return
-            slot, holding = unsaved[0]
-            self._saving = slot
-            if self._tier.pays(holding.tokens, self._service):
-                await self._saved(slot, holding)
-        finally:
-            self._saver = self._saving = None
+        return msgspec.structs.replace(seated, way="restore", found_tokens=min(file.tokens, most))

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -89,6 +89,8 @@ class SlotSeats:
 
     def __init__(self, url: str, api_key: str, path: Path, folders: SlotFolders) -> None:
         self.keeper: SlotKeeper | None = None
+        self.on_restart: Callable[[], None] = self.restarted
+        """Where its slots show that the server is another process; calls `restarted`."""
         self._url = url
         self._api_key = api_key
         self._path = path
@@ -126,7 +128,12 @@ class SlotSeats:
         await self._close()
         folder = await asyncio.to_thread(self._folders.opened, self._path, identity)
         self._tier = tier = await slot_tier(self._direct, folder)
-        self.keeper = SlotKeeper(tier, slots=tier.slots, shelf=self._folders.shelf(self._path))
+        self.keeper = SlotKeeper(
+            tier,
+            slots=tier.slots,
+            shelf=self._folders.shelf(self._path),
+            on_restart=self.on_restart,
+        )
         return True
 
     def restarted(self) -> None:
@@ -134,6 +141,16 @@ class SlotSeats:
         self._is_sure = self._is_open = False
         if self.keeper is not None:
             self.keeper.restarted()
+
+    async def look(self) -> bool | None:
+        """Ask it what its slots hold, and believe it. Whether it is another process; None where that can't be
+        told."""
+        return None if self.keeper is None else await self.keeper.look()
+
+    def doubt(self) -> None:
+        """It failed, or something came to a slot that wasn't named: it is asked before the next request."""
+        if self.keeper is not None:
+            self.keeper.doubt()
 
     def loadable(self, tenant: str, blocks: Sequence[int]) -> Loadable | None:
         """What it could load of a prompt from files; nothing until it is known whose files these must be."""

@@ -17,7 +17,7 @@ from preheat.core.slot_desk import Holding
 from preheat.core.slot_ways import Speed
 from preheat.engines.dialects.calls import Call, get
 from preheat.engines.dialects.llamacpp import LlamaCpp, model_identity
-from preheat.engines.dialects.readings import Moved, parsed, part
+from preheat.engines.dialects.readings import Moved, Slot, parsed, part
 from preheat.engines.direct import Direct
 from preheat.engines.slot_folder import SlotFolder
 from preheat.engines.slot_jobs import Move, SlotJobs
@@ -148,6 +148,13 @@ class SlotTier:
             return Move(ok=True, size_bytes=size)
 
         return (await self._jobs.later(told)).size_bytes
+
+    async def told(self) -> list[Slot] | None:
+        """Its slots, as it says; None where it doesn't. Raises EngineError."""
+        call = _DIALECT.slots()
+        assert call is not None
+        status, body = await self._ask(call)
+        return _DIALECT.read_slots(body) if status == 200 else None
 
     async def erase(self, tenant: str, session: str | None = None) -> None:
         """Delete a tenant's files, or those of one session."""

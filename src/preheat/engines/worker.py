@@ -224,6 +224,8 @@ class Worker:
         was_closed = self.breaker.is_closed
         self.failures += 1
         self.last_error_kind = kind
+        if self.seats is not None:
+            self.seats.doubt()
         self.breaker.failed(time.monotonic())
         if was_closed and not self.breaker.is_closed:
             self._on_event(

@@ -159,12 +159,24 @@ async def test_what_isnt_a_prefix_or_a_server_is_refused(tmp_path: Path) -> None
             ({"text": "x", "ids": [1]}, 400),
             ({"text": ""}, 400),
             ({"messages": "x"}, 400),
+            ({"messages": []}, 400),
+            ({"messages": [{}] * 65_537}, 400),
+            ({"ids": [1] * 1_048_577}, 400),
+            ({"text": "x" * 2**23}, 413),
             ({"messages": [SYSTEM], "within_s": 1e9}, 400),
             ({"messages": [SYSTEM], "other": 1}, 400),
             ({"messages": [SYSTEM], "workers": ["gpu.7"]}, 404),
         ):
             for path in ("/preheat/v1/warm", "/preheat/v1/verify"):
                 assert (await made.post(path, body)).status == status, body
+
+
+async def test_what_is_warmed_for_a_tenant_that_isnt_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path, '[tenants.one]\napi_key_env = "ONE"\n') as made:
+        for tenant, status in (("tow", 404), (None, 400), ("one", 200)):
+            body = {"model": "m", "messages": [SYSTEM], "tenant": tenant}
+            for path in ("/preheat/v1/warm", "/preheat/v1/verify"):
+                assert (await made.post(path, body)).status == status, tenant
 
 
 async def test_a_gateway_readies_a_server_with_what_its_sessions_share(tmp_path: Path) -> None:

@@ -397,6 +397,7 @@ async def _http_error(_request: Request, error: Exception) -> Response:
         403: "admin-forbidden",
         404: "not-found",
         405: "method-not-allowed",
+        413: "body-too-large",
         415: "unsupported-type",
         429: "too-many-at-once",
         502: "engine-unreachable",

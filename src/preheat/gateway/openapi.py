@@ -286,7 +286,7 @@ def _admin() -> dict[str, Any]:
                 },
                 "responses": {
                     "200": _json({"$ref": f"#/components/schemas/{answer}"}),
-                    **_errors(400, 401, 403, 404, 415, 429, 502),
+                    **_errors(400, 401, 403, 404, 413, 415, 429, 502),
                 },
             }
         }

@@ -25,13 +25,23 @@ T = TypeVar("T")
 
 LONGEST_S: Final = 600.0
 _MOST_AT_ONCE: Final = 4
+_MOST_BYTES: Final = 8 * 2**20
+_MOST_IDS: Final = 2**20
+_MOST_PARTS: Final = 2**16
+"""Of a prefix: more than any engine's context has. What is larger would hold up every other request
+while it is read."""
 _Word = Annotated[str, Meta(min_length=1, max_length=256)]
 _Id = Annotated[int, Meta(ge=0, lt=2**31)]
 _EXPECTED: Final = (
     'expected {"model", "tenant", "workers": names as in X-Preheat-Worker, "within_s": up to 600} and one of '
-    '"messages" (with "tools"), "text", "ids"'
+    f'"messages" (with "tools"; up to {_MOST_PARTS:,} of each), "text", "ids" (up to {_MOST_IDS:,})'
 )
-_MESSAGES: Final = msgspec.json.Decoder(list[dict[str, Any]])
+_MESSAGES: Final = msgspec.json.Decoder(
+    Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=_MOST_PARTS)]
+)
+_TOOLS: Final = msgspec.json.Decoder(
+    Annotated[list[dict[str, Any]], Meta(max_length=_MOST_PARTS)] | None
+)
 
 
 class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
@@ -40,7 +50,7 @@ class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
     messages: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
     text: Annotated[str, Meta(min_length=1)] | None = None
-    ids: Annotated[list[_Id], Meta(min_length=1)] | None = None
+    ids: Annotated[list[_Id], Meta(min_length=1, max_length=_MOST_IDS)] | None = None
     model: Annotated[str, Meta(max_length=256)] = ""
     adapter: Annotated[str, Meta(max_length=256)] = ""
     tenant: _Word | None = None
@@ -89,10 +99,13 @@ class WarmRoutes:
         self._guard(request)
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise HTTPException(415, "send it as application/json")
+        body = await request.body()
+        if len(body) > _MOST_BYTES:
+            raise HTTPException(413, f"a prefix of more than {_MOST_BYTES} bytes isn't warmed")
         try:
-            wanted = _WANTED.decode(await request.body())
+            wanted = _WANTED.decode(body)
             messages = _MESSAGES.decode(wanted.messages) if wanted.messages else None
-            tools = _MESSAGES.decode(wanted.tools) if wanted.tools else None
+            tools = _TOOLS.decode(wanted.tools) if wanted.tools else None
             prompt = Prompt(
                 model=self._upstreams.alias_of(wanted.model),
                 messages=messages,
@@ -103,8 +116,11 @@ class WarmRoutes:
             )
         except (ValueError, RecursionError):  # msgspec's own is one
             raise HTTPException(400, _EXPECTED) from None
-        if wanted.tenant is None and self._settings().tenants:
+        tenants = self._settings().tenants
+        if wanted.tenant is None and tenants:
             raise HTTPException(400, "there are tenants: name the one whose requests shall find it")
+        if tenants and wanted.tenant not in tenants:
+            raise HTTPException(404, f"there is no tenant of this name: {wanted.tenant}")
         engine = self._upstreams.engine_for(wanted.model)
         unknown = set(wanted.workers) - {one.name for one in engine.workers()}
         if unknown:

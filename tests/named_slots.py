@@ -33,7 +33,7 @@ class Answer(NamedTuple):
 @asynccontextmanager
 async def served(
     *urls: str,
-    folder: Path,
+    folder: Path | tuple[Path, ...],
     events: list[Event] | None = None,
     poll_s: float = 0.05,
     warmth: Warmth | None = None,
@@ -47,7 +47,7 @@ async def served(
         rules=Rules(health_s=0.05),
         care=Care(
             poll_s=poll_s,
-            slots=SlotRules((str(folder),), secret=b"s" * 32),
+            slots=SlotRules(_names(folder), secret=b"s" * 32),
             gate_s=10.0,
             warmth=warmth,
         ),
@@ -95,3 +95,10 @@ async def asked(engine: OpenAi, session: int, path: bytes, body: bytes) -> Answe
     response.close()
     slot, way = re.findall(rb"slot=(\d+), way=(\w+)", placement.reason)[0]
     return Answer(response.worker, int(slot), way.decode(), usage["prompt_tokens"], cached)
+
+
+def _names(folder: Path | tuple[Path, ...]) -> tuple[str, ...]:
+    folders = folder if isinstance(folder, tuple) else (folder,)
+    for one in folders:
+        one.mkdir(exist_ok=True)
+    return tuple(map(str, folders))

@@ -66,6 +66,19 @@ def test_empty_slots_go_first_then_sessions_that_are_over_then_the_oldest() -> N
     assert desk.take("t", (1,)) is None
 
 
+def test_what_no_request_asks_for_yet_gets_no_slot_that_is_missed_soon() -> None:
+    desk = SlotDesk(2)
+    first, second = seated(desk, talk("a", 1, 2), 100.0), seated(desk, talk("b", 7, 8), 900.0)
+    assert desk.spare("t", (90,), 930.0, 850.0) is None
+    assert desk.spare("t", (1,), 930.0, 850.0) == Seat(first.slot, 10, talk("a", 1, 2))  # there
+    assert desk.spare("t", (90,), 930.0, 0.0) is None  # within the last minute
+    desk.over("t", "b")
+    assert desk.spare("t", (90,), 930.0, 850.0) == Seat(second.slot, 0, None)
+    assert desk.spare("t", (90,), 930.0, 0.0) is None  # all are busy
+    desk.ended(first.slot, talk("a", 1, 2), 100.0)
+    assert desk.spare("t", (90,), 930.0, 829.0) == Seat(first.slot, 0, talk("a", 1, 2))
+
+
 def test_who_usually_pauses_long_goes_before_who_was_used_longer_ago() -> None:
     desk = SlotDesk(3)
     slots = []

@@ -73,6 +73,11 @@ class Pauses:
             return 0.0
         return self.usual_s(kind) - _median(self._all.bins)
 
+    @property
+    def median_s(self) -> float:
+        """Of all pauses, 0 before any is known."""
+        return _median(self._all.bins)
+
     def usual_s(self, kind: str) -> float:
         """The median of this kind's pauses, 0 before any is known."""
         own, every = self._of.get(kind), self._all

@@ -9,6 +9,9 @@ _LEAST_KEPT: Final = 0.5
 """As `core.slot_rules`: a sequence that would lose more than this for another's prompt is pushed out
 by age instead, not cut down."""
 
+_LEAST_IDLE_S: Final = 60.0
+"""Who was there within the last minute may be back at any moment, whatever pauses are usual."""
+
 
 class Holding(msgspec.Struct, frozen=True):
     """A sequence in a slot: whose it is, its prompt's blocks (one at least, or nobody could find
@@ -84,20 +87,28 @@ class SlotDesk:
         idle = [slot for slot in self._slots if not slot.is_busy]
         if not idle:
             return None
-        slot, found = max(
-            ((one, _found(one, tenant, blocks)) for one in idle), key=lambda it: it[1]
-        )
+        slot, found = _most_found(idle, tenant, blocks)
         holds = slot.holds
         if holds is None or found == 0 or found < _LEAST_KEPT * len(holds.blocks):
             slot = min(idle, key=_worth)
             found = _found(slot, tenant, blocks)
-        slot.is_busy = True
-        holds = slot.holds
-        if holds is None:
-            return Seat(slot.number, 0, None)
-        is_lost = found == 0 or found < len(holds.blocks)
-        tokens = holds.tokens * found // len(holds.blocks) if found else 0
-        return Seat(slot.number, tokens, holds if is_lost and not slot.is_saved else None)
+        return _taken(slot, found)
+
+    def spare(self, tenant: str, blocks: Sequence[int], now: float, usual_s: float) -> Seat | None:
+        """A seat for what no request asks for yet: where all of it is; else where nothing is, or of a session
+        that is over or has paused for longer than pauses usually last, `usual_s` in all. What is missed sooner
+        stays: None where that is all there is."""
+        idle = [slot for slot in self._slots if not slot.is_busy]
+        if not idle:
+            return None
+        slot, found = _most_found(idle, tenant, blocks)
+        if found == len(blocks):
+            return _taken(slot, found)
+        slot = min(idle, key=_worth)
+        paused_s = now - slot.used_at - slot.longer_s
+        if slot.holds is None or slot.is_over or paused_s > max(_LEAST_IDLE_S, usual_s):
+            return _taken(slot, _found(slot, tenant, blocks))
+        return None
 
     def take_empty(self) -> int | None:
         """An idle slot that holds nothing, which is busy from now on."""
@@ -117,9 +128,15 @@ class SlotDesk:
         one = self._slots[slot]
         one.holds, one.is_saved = holding, True
 
-    def ended(self, slot: int, holding: Holding | None, now: float, longer_s: float = 0.0) -> None:
-        """Its request was answered, and it holds this now; None where that isn't known. Such pauses
-        are so much longer than others (or shorter, below 0)."""
+    def ended(
+        self,
+        slot: int,
+        holding: Holding | None,
+        now: float,
+        longer_s: float = 0.0,
+    ) -> None:
+        """Its request was answered, and it holds this now; None where that isn't known. Pauses of this
+        kind are so much longer than others (or shorter, below 0)."""
         one = self._slots[slot]
         one.is_busy, one.used_at, one.longer_s = False, now, longer_s
         one.holds, one.is_saved, one.is_over = holding, holding is None, False
@@ -197,6 +214,22 @@ def _found(slot: _Slot, tenant: str, blocks: Sequence[int]) -> int:
     if holds is None or holds.tenant != tenant:
         return 0
     return alike(holds.blocks, blocks)
+
+
+def _most_found(idle: list[_Slot], tenant: str, blocks: Sequence[int]) -> tuple[_Slot, int]:
+    return max(((one, _found(one, tenant, blocks)) for one in idle), key=lambda it: it[1])
+
+
+def _taken(slot: _Slot, found: int) -> Seat:
+    """It is busy from now on."""
+    slot.is_busy = True
+    holds = slot.holds
+    if holds is None:
+        return Seat(slot.number, 0, None)
+    is_lost = found == 0 or found < len(holds.blocks)
+    tokens = holds.tokens * found // len(holds.blocks) if found else 0
+    is_missed = is_lost and not slot.is_saved
+    return Seat(slot.number, tokens, holds if is_missed else None)
 
 
 def _worth(slot: _Slot) -> tuple[bool, bool, float]:

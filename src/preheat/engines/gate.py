@@ -14,7 +14,7 @@ from preheat.engines.attendant import Attendant
 from preheat.engines.beside import guarded, tell_bug
 from preheat.engines.dialects.calls import get
 from preheat.engines.dialects.readings import Capacity
-from preheat.engines.warmers import Warmers, names_slots
+from preheat.engines.warmers import Warmers
 from preheat.engines.warmth import Hot, Warmth
 from preheat.engines.worker import OnEvent, Worker
 from preheat.errors import EngineError
@@ -167,11 +167,11 @@ class Gate:
             worker.readied.restored += await worker.restore()
         if self._loads is not None:  # before the prefixes, some of which are theirs
             worker.readied.adapters += await self._loads.fill(worker)
-        if self._warmth is None or names_slots(worker):
+        if self._warmth is None:
             return
         for hot in fitting(await self._warmth.hot(), attendant.known.capacity):
             outcome = await self._warmers.warm(worker, hot, "gate")
-            if outcome.state == "done":
+            if outcome.state == "done" and outcome.chunks:  # else it was there already
                 worker.readied.warmed += 1
                 worker.readied.tokens += outcome.tokens
 

@@ -11,8 +11,8 @@ from preheat.core.router import Route, Router
 from preheat.core.types import SessionState, Usage
 from preheat.core.warmup.found import NOTHING_FOUND
 from preheat.engines.followers import Followers
-from preheat.engines.slot_keeper import OVER, Seated, SlotKeeper
-from preheat.engines.slot_leaders import Wanted
+from preheat.engines.slot_keeper import OVER, SlotKeeper
+from preheat.engines.slot_leaders import Seated, Wanted
 from preheat.errors import EngineError
 from preheat.wire.splice import insert_field
 

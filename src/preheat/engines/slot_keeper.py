@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -12,9 +12,9 @@ from preheat.core.costs import ServiceModel
 from preheat.core.pauses import Pauses
 from preheat.core.router import Loadable
 from preheat.core.slot_desk import Freed, Holding, Seat, SlotDesk
-from preheat.core.slot_ways import Way
 from preheat.engines.slot_choices import loads, waits
-from preheat.engines.slot_leaders import Leader, Leaders, Wanted
+from preheat.engines.slot_leaders import Leader, Leaders, Seated, Wanted
+from preheat.engines.slot_loans import SlotLoans
 from preheat.engines.slot_saver import SlotSaver
 from preheat.engines.slot_shelf import SlotShelf
 from preheat.engines.slot_tier import SlotTier
@@ -22,18 +22,6 @@ from preheat.engines.slot_truth import Said, SlotTruth
 
 OVER: Final = "over"
 """The kind of a pause that never ends."""
-
-
-class Seated(msgspec.Struct, frozen=True):
-    """The slot to name in the request (`id_slot`), and how it came to what it has: `hot` it was there
-    still."""
-
-    wanted: Wanted
-    slot: int
-    way: Way | Literal["hot"]
-    found_tokens: int
-    life: int
-    erasures: int = 0
 
 
 class SlotKeeper:
@@ -64,12 +52,15 @@ class SlotKeeper:
         self._pauses = Pauses()
         self._clock = clock
         self._seats = asyncio.Semaphore(slots)  # it serves in the order of asking
-        self._life = 0
         self._leaders = Leaders()
         self._handing: set[asyncio.Task[None]] = set()
         self._shelf = SlotShelf(tier.folder) if shelf is None else shelf
         self._saver = SlotSaver(tier, self._desk, self._shelf)
         self._truth = SlotTruth(tier.told)
+        self.loans = SlotLoans(
+            self._desk, self._seats, self._saver, self._truth, self._pauses, clock, self._filled
+        )
+        """Slots for warm-ups and probes."""
         self._on_restart = on_restart or self.restarted
 
     def loadable(self, tenant: str, blocks: Sequence[int]) -> Loadable | None:
@@ -92,19 +83,23 @@ class SlotKeeper:
         if file is not None and not file.kept.is_checked:  # hidden behind the queue
             fetch = asyncio.create_task(self._tier.fetch(file.kept))
         try:
+            if self._seats.locked():
+                self.loans.recall()
             await self._seats.acquire()
             while True:
                 seat = self._desk.take(wanted.tenant, wanted.blocks)
                 assert seat is not None  # no more are let in than there are
                 self._truth.taken(seat.slot)
-                seated = Seated(wanted, seat.slot, "recompute", 0, self._life, self._saver.erasures)
+                seated = Seated(
+                    wanted, seat.slot, "recompute", 0, self._truth.life, self._saver.erasures
+                )
                 self._leaders.began(seat.slot, wanted, self._clock())
                 try:
-                    filled = await self._filled(seated, seat, service)
+                    filled = await self._filled(seated, seat)
                 except BaseException:
                     self.ended(seated, None)
                     raise
-                if filled.life == self._life:  # else its slot is empty again, and anybody's
+                if filled.life == self._truth.life:  # else its slot is empty again, and anybody's
                     return filled
         finally:
             if fetch is not None:
@@ -127,7 +122,7 @@ class SlotKeeper:
         is_erased = self._saver.is_erased(wanted.tenant, seated.erasures)
         if tokens is not None and wanted.blocks and not is_erased:
             holding = Holding(wanted.tenant, wanted.session, wanted.blocks, tokens)
-        if seated.life != self._life:
+        if seated.life != self._truth.life:
             self._seats.release()
             return
         if tokens is not None:
@@ -167,7 +162,7 @@ class SlotKeeper:
             if self._seats.locked():
                 break
             await self._seats.acquire()
-            slot, life = self._desk.take_empty(), self._life
+            slot, life = self._desk.take_empty(), self._truth.life
             if slot is None:
                 self._seats.release()
                 break
@@ -175,7 +170,7 @@ class SlotKeeper:
             try:
                 is_there = (await self._tier.restore(slot, kept)).ok
             finally:
-                if life == self._life:
+                if life == self._truth.life:
                     self._desk.ended(slot, holding if is_there else None, self._clock())
                     self._desk.saved(slot, holding)
                 self._seats.release()
@@ -203,7 +198,6 @@ class SlotKeeper:
         self._desk.cleared()
         self._leaders.clear()
         self._truth.clear()
-        self._life += 1
 
     async def aclose(self) -> None:
         """Save nothing more."""
@@ -224,7 +218,7 @@ class SlotKeeper:
         return said.is_another
 
     def _free(self, seated: Seated, holding: Holding | None, pause: str) -> None:
-        if seated.life == self._life:
+        if seated.life == self._truth.life:
             now, longer_s = self._clock(), 0.0
             if holding is not None and pause != OVER:
                 longer_s = self._pauses.ended(holding.blocks, pause, now)
@@ -263,8 +257,9 @@ class SlotKeeper:
             self._free(seated, holding, pause)
             leader.release()
 
-    async def _filled(self, seated: Seated, seat: Seat, service: ServiceModel | None) -> Seated:
-        wanted, losing = seated.wanted, seat.losing
+    async def _filled(self, seated: Seated, seat: Seat) -> Seated:
+        """Once what it is about to lose is saved, and what a file has of its prompt loaded."""
+        wanted, losing, service = seated.wanted, seat.losing, self._saver.service
         if await self._saver.ended(seat.slot) and self._desk.is_saved(seat.slot):
             losing = None
         if losing is not None and self._saver.pays(losing):
@@ -275,7 +270,7 @@ class SlotKeeper:
         hot = seated
         if found:
             hot = msgspec.structs.replace(seated, way="hot", found_tokens=found)
-        if file is None or file.tokens <= found:
+        if file is None or file.tokens <= seat.found_tokens:
             return hot
         if service is not None and not loads(self._tier, file, wanted, found, service):
             return hot

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Sequence
 from math import inf
+from typing import Literal
 
 import msgspec
 
 from preheat.core.slot_desk import alike
+from preheat.core.slot_ways import Way
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -19,6 +21,18 @@ class Wanted(msgspec.Struct, frozen=True):
     tokens: int
     expected_s: float = inf
     queue_s: float = 0.0
+
+
+class Seated(msgspec.Struct, frozen=True):
+    """The slot to name in the request (`id_slot`), and how it came to what it has: `hot` it was there
+    still."""
+
+    wanted: Wanted
+    slot: int
+    way: Way | Literal["hot"]
+    found_tokens: int
+    life: int
+    erasures: int = 0
 
 
 class Leader(msgspec.Struct, eq=False):

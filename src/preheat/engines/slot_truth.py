@@ -31,6 +31,8 @@ class SlotTruth:
 
     def __init__(self, tell: Callable[[], Awaitable[list[Slot] | None]]) -> None:
         """`tell` asks the server. May raise EngineError."""
+        self.life = 0
+        """How often it was started again, as far as is known."""
         self._tell = tell
         self._left: dict[int, int] = {}  # tokens, by slot, since its last answer
         self._is_doubted = False
@@ -50,6 +52,7 @@ class SlotTruth:
 
     def clear(self) -> None:
         """It is another process, as is known: nothing was answered yet."""
+        self.life += 1
         self._left.clear()
         self._is_doubted = False
 

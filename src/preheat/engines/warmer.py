@@ -179,9 +179,9 @@ class Warmer:
     async def _in_chunks(self, prompt: Prompt, mark: Mark | None, warming: "_Warming") -> None:
         assert prompt.ids is not None
         tokens = len(prompt.ids)
-        done_tokens, slot = await self._begin_at(tokens, mark, warming)
-        if prompt.slot is not None:
-            slot = prompt.slot
+        done_tokens, slot = 0 if mark is None else mark.done_tokens, prompt.slot
+        if slot is None:  # else who names it knows what it holds
+            done_tokens, slot = await self._begin_at(tokens, mark, warming)
         warming.walk = walk = Walk(tokens=tokens, done_tokens=min(done_tokens, tokens))
         while True:
             end = walk.end(self._size.tokens)

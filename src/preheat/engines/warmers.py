@@ -15,6 +15,7 @@ from preheat.engines.direct import Direct
 from preheat.engines.kv_link import LearnerLink
 from preheat.engines.prefixes import name_of
 from preheat.engines.salts import Salts
+from preheat.engines.slot_warming import SlotWarming
 from preheat.engines.warmer import Warmer
 from preheat.engines.warmth import Hot, Proven, Warmth
 from preheat.engines.worker import Worker
@@ -22,7 +23,6 @@ from preheat.errors import EngineError
 
 _PACE: Final = Pace(slack_s=0.5, first_tokens=256)
 """Mostly for a server that is being readied: it has hardly a request to hold up."""
-_KEPT: Final = "its slots are named by requests and kept in files: they are filled from there"
 
 
 class Warmers:
@@ -71,9 +71,11 @@ class Warmers:
             prompt = await self._salted(worker, hot)
         except EngineError as error:
             return _failed(worker, hot, str(error))
-        if names_slots(worker):
-            return _failed(worker, hot, _KEPT)
-        outcome = await self._of(worker)[1].warm(prompt)
+        named = self._named(worker)
+        if named is None:
+            outcome = await self._of(worker)[1].warm(prompt)
+        else:
+            outcome = await named.warm(hot, prompt)
         has_joined = self._booked.get(worker) is outcome
         self._booked[worker] = outcome
         if self._warmth is not None and outcome.chunks and not has_joined:
@@ -84,7 +86,7 @@ class Warmers:
             if self._link is not None:  # the other processes' routers
                 self._link.sent(worker.url, hot.blocks, ())
             computed, took_s = outcome.computed_tokens, outcome.took_s
-            if not has_joined:
+            if outcome.chunks and not has_joined:
                 self._router.warmed.put(number, hot.blocks, computed, took_s)
         return msgspec.structs.replace(outcome, worker=worker.name, tenant=hot.tenant)
 
@@ -94,7 +96,10 @@ class Warmers:
             prompt = await self._salted(worker, hot)
         except EngineError as error:
             return Proof(verdict="unknown", why=str(error))
-        return await self._of(worker)[1].prove(prompt)
+        named = self._named(worker)
+        if named is None:
+            return await self._of(worker)[1].prove(prompt)
+        return await named.prove(hot, prompt)
 
     async def warm_within(self, worker: Worker, hot: Hot, within_s: float) -> Outcome:
         """As `warm`, on somebody's wish; what isn't done in time is given up."""
@@ -153,17 +158,17 @@ class Warmers:
             return hot.prompt
         return msgspec.structs.replace(hot.prompt, salt=self._salts.of(hot.tenant))
 
+    def _named(self, worker: Worker) -> SlotWarming | None:
+        """Where its slots are named by the keeper of its files."""
+        keeper = None if worker.seats is None else worker.seats.keeper
+        return None if keeper is None else SlotWarming(*self._of(worker), keeper)
+
     def _of(self, worker: Worker) -> tuple[Direct, Warmer]:
         made = self._made.get(worker)
         if made is None:
             direct = Direct(worker.url, api_key=self._api_key, dialect=self._dialect)
             made = self._made[worker] = direct, Warmer(direct, pace=_PACE)
         return made
-
-
-def names_slots(worker: Worker) -> bool:
-    """Whether its slots are filled by whoever names them."""
-    return worker.seats is not None and worker.seats.keeper is not None
 
 
 def _failed(worker: Worker, hot: Hot, why: str) -> Outcome:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final
 
@@ -193,8 +193,9 @@ class Group:
             return [one for one in self._workers if one.name in workers]
         return [one for one in self._workers if one.breaker.is_closed and not one.is_draining]
 
-    def start(self) -> None:
-        """Look after those that there are to choose from, from now on, and after slots with files."""
+    def start(self, known_urls: Collection[str] | None = None) -> None:
+        """Look after those that there are to choose from, from now on, and after slots with files. Those at other
+        addresses than `known_urls` are new; None: nobody is."""
         self._is_started = True
         router, care = self._router, self._care
         chosen = self._workers if router is not None and self._has_choice else []
@@ -220,6 +221,9 @@ class Group:
             self._hearing.follow(attended, router)
         if self._lmcache is not None:
             self._lmcache.follow(attended)
+        if known_urls is not None:
+            for worker in [one for one in self._workers if one.url not in known_urls]:
+                self._hold(worker, "new")
 
     @property
     def is_ready(self) -> bool:
@@ -252,9 +256,7 @@ class Group:
         new = self._put(urls, rules)
         self._members.watch_at(rules.health_path, rules.health_s)
         if self._is_started:
-            self.start()
-            for one in new:
-                self._hold(one, "new")
+            self.start({one.url for one in self._workers if one not in new})
 
     async def retire(self) -> None:
         """End what is under way, and what was about to be asked; then close."""

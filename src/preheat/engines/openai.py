@@ -1,6 +1,6 @@
 """Any server that speaks OpenAI's API: vLLM, SGLang, TGI, llama.cpp, or a hosted one."""
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
@@ -74,6 +74,11 @@ class OpenAi:
     async def start(self) -> None:
         """Of several servers, begin to look after each; connections are opened when they are needed."""
         self._group.start()
+
+    def take_over(self, urls: Collection[str]) -> None:
+        """Likewise, in a gateway that serves already, from groups that had these addresses: who is at another
+        one is new, and readied first."""
+        self._group.start(urls)
 
     def send(
         self,

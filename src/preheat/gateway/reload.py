@@ -95,6 +95,8 @@ class Reload:
         """From now on these hold. What is under way ends as it began."""
         settings = prepared.settings
         known = {id(engine) for engine in self._upstreams.engines.values()}
+        groups = self.settings.engines.values()
+        urls = {url for group in groups for url in config.upstreams_of(group)}
         for name in prepared.moved:
             engine = self._upstreams.engines[name]
             assert isinstance(engine, OpenAi), "only groups of servers have addresses"
@@ -103,7 +105,8 @@ class Reload:
         self._upstreams.change(prepared.table)
         for engine in prepared.table.engines.values():
             if id(engine) not in known:  # not a process of ours: those don't change in place
-                self._own(engine.start())
+                assert isinstance(engine, OpenAi), "`prepare` has seen to that"
+                engine.take_over(urls)
         self._intake.key_by(keyed_headers(settings))
         self._keyring.forget()
         self._proxy.fallback = settings.fallback_message

@@ -12,6 +12,7 @@ import msgspec
 from preheat.core.costs import ServiceModel
 from preheat.core.pauses import Pauses
 from preheat.core.slot_desk import Holding, Seat, SlotDesk, alike
+from preheat.core.slot_ways import is_worth_writing
 
 TENANT = "t"
 TOOL_CALL = "tool-call"
@@ -43,10 +44,15 @@ class Prices(msgspec.Struct, frozen=True):
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """Which signals are heard. `sees_all`: it is known when each session returns, and whether."""
+    """Which signals are heard. `judged`: by the chance of a return what isn't worth a file goes first and gets
+    none; with `returns` everybody is thought to return. Nothing is written without `writes`. `sees_all`: it is
+    known when each session returns, and whether."""
 
     over: bool = False
     tool: bool = False
+    judged: bool = False
+    returns: bool = False
+    writes: bool = True
     sees_all: bool = False
 
 
@@ -156,6 +162,7 @@ class World:
     def _seat_next(self) -> None:
         while self._waiting and self._desk.idle:
             asked = self._waiting.popleft()
+            self._judge()
             seat = self._desk.take(TENANT, self._turn(asked).blocks)
             assert seat is not None
             if self._rules.sees_all:  # what is left of it elsewhere is of no use
@@ -199,22 +206,39 @@ class World:
         if turn.blocks:
             holding = Holding(TENANT, session, turn.blocks, turn.tokens + turn.output_tokens)
         is_over = (rules.over and turn.says_over) or (rules.sees_all and not later)
-        longer_s = 0.0
+        longer_s, kind = 0.0, ""
         if later and rules.sees_all:
             longer_s = 2.0 * self._now + later[0].pause_s  # so the latest to return goes first
         elif rules.tool and not is_over:
             kind = TOOL_CALL if turn.calls_tool else ""
             longer_s = self._pauses.ended(turn.blocks, kind, self._now)
-        self._desk.ended(slot, holding, self._now, longer_s)
+        self._desk.ended(slot, holding, self._now, longer_s, kind)
         if is_over:
             self._desk.over(TENANT, session)
             self._files.over(session)
         self._save_ahead()
         self._seat_next()
 
+    def _judge(self) -> None:
+        if self._rules.judged:
+            self._desk.judge(self._is_over, self._now)
+
+    def _is_over(self, holding: Holding, kind: str, idle_s: float) -> bool:
+        prices = self._prices
+        size = holding.tokens * prices.token_bytes
+        load_s, save_s = (
+            prices.move_s + size * byte_s for byte_s in (prices.load_byte_s, prices.save_byte_s)
+        )
+        chance = 1.0 if self._rules.returns else self._pauses.returns(kind, idle_s)
+        return not is_worth_writing(
+            chance, prices.service.prefill_s(holding.tokens) - load_s, save_s
+        )
+
     def _save_ahead(self) -> None:
+        self._judge()
         unsaved = self._desk.unsaved()
-        if unsaved and self._desk.next_slot == unsaved[0][0]:
+        slot = unsaved[0][0] if unsaved else None
+        if slot is not None and self._desk.next_slot == slot and not self._desk.is_judged(slot):
             self._engine_at = max(self._engine_at, self._now)
             self._saved(*unsaved[0])
 
@@ -222,7 +246,7 @@ class World:
         prices = self._prices
         size = holding.tokens * prices.token_bytes
         load_s = prices.move_s + size * prices.load_byte_s
-        if load_s >= prices.service.prefill_s(holding.tokens):
+        if load_s >= prices.service.prefill_s(holding.tokens) or not self._rules.writes:
             return
         save_s = prices.move_s + size * prices.save_byte_s
         self._engine_at += save_s

@@ -13,6 +13,10 @@ one). What isn't worth loading isn't saved.
 - over: a session's last request says so;
 - tool: answers that call a tool are known, and what pauses are usual behind them is learned;
 - both;
+- judged: tool; and what isn't worth a file, by the chance of a return that pauses have told, what loading
+  it would save and what writing takes, is taken for over;
+- all: both and judged;
+- priced, unwritten: to tell what judged is by; tool where all are thought to return, and where nothing is written;
 - foreseen: it is known when each session returns.
 
 Each ratio is by none with the same sessions; their geometric mean, and all of them in the settings.
@@ -37,6 +41,10 @@ ARMS: Final[Mapping[str, Rules]] = {
     "over": Rules(over=True),
     "tool": Rules(tool=True),
     "both": Rules(over=True, tool=True),
+    "judged": Rules(tool=True, judged=True),
+    "all": Rules(over=True, tool=True, judged=True),
+    "priced": Rules(tool=True, judged=True, returns=True),
+    "unwritten": Rules(tool=True, writes=False),
     "foreseen": Rules(sees_all=True),
 }
 MIXES: Final = ("agents", "mixed")
@@ -138,7 +146,7 @@ def _figures(told: Mapping[str, Sequence[Told]]) -> dict[str, float]:
     for arm in ARMS:
         if arm != "none":
             figures |= {
-                f"{arm}_{what}_ratio": statistics.geometric_mean(ratios)
+                f"{arm}_{what}_ratio": statistics.geometric_mean(ratios) if all(ratios) else 0.0
                 for what, ratios in _ratios(told, arm).items()
             }
     return figures

@@ -97,3 +97,26 @@ def test_newer_pauses_count_more() -> None:
     assert pauses.usual_s("") == near(5.0)
     returned(pauses, "", *[50.0] * 1_000)
     assert pauses.usual_s("") == near(50.0)
+
+
+def test_who_didnt_come_back_makes_a_return_less_likely_until_it_does() -> None:
+    pauses = Pauses()
+    assert pauses.returns("", 10.0) == 1.0  # nothing is known
+    for number in range(30):
+        pauses.ended((number,), "", 0.0)
+    for number in range(10):
+        pauses.came((number,), 8.0)
+    assert pauses.returns("", 0.0) == 1.0  # they may yet
+    pauses.ended((99,), "", 4_000.0)
+    assert pauses.returns("", 0.0) == pytest.approx(11 / 31)
+    assert pauses.returns("", 60.0) == pytest.approx(1 / 21)  # longer than any pause
+    assert pauses.returns("tool", 60.0) == 1.0
+    pauses.came((29,), 5_000.0)
+    assert pauses.returns("", 60.0) == pytest.approx(2 / 21)
+
+
+def test_a_kind_of_which_nobody_came_back_has_no_usual_pause() -> None:
+    pauses = Pauses()
+    pauses.ended((1,), "tool", 0.0)
+    pauses.ended((2,), "", 4_000.0)
+    assert pauses.usual_s("tool") == 0.0

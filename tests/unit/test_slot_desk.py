@@ -66,6 +66,35 @@ def test_empty_slots_go_first_then_sessions_that_are_over_then_the_oldest() -> N
     assert desk.take("t", (1,)) is None
 
 
+def test_who_is_judged_to_be_over_goes_behind_who_said_it_and_is_lost_without_regret() -> None:
+    desk = SlotDesk(3)
+    slots = [seated(desk, talk(name, place), float(place)).slot for place, name in enumerate("abc")]
+    desk.over("t", "c")
+    desk.judge(lambda holding, _, paused_s: holding.session == "b" and paused_s == 9.0, 10.0)
+    assert [desk.is_judged(slot) for slot in slots] == [False, True, False]
+    assert [slot for slot, _ in desk.unsaved()] == [
+        slots[1],
+        slots[0],
+    ]  # before the server is stopped
+    taken = [desk.take("t", (90 + n,)) for n in range(3)]
+    assert taken == [
+        Seat(slots[2], 0, None),
+        Seat(slots[1], 0, None),
+        Seat(slots[0], 0, talk("a", 0)),
+    ]
+
+
+def test_who_comes_back_all_the_same_is_judged_anew() -> None:
+    desk = SlotDesk(1)
+    held = talk("a", 1, 2)
+    seated(desk, held, 1.0)
+    desk.judge(lambda *_: True, 2.0)
+    assert desk.take("t", (1, 2)) == Seat(0, 20, None)
+    desk.judge(lambda *_: True, 2.0)  # not while it is there
+    desk.ended(0, held, 3.0)
+    assert desk.take("t", (7,)) == Seat(0, 0, held)
+
+
 def test_what_no_request_asks_for_yet_gets_no_slot_that_is_missed_soon() -> None:
     desk = SlotDesk(2)
     first, second = seated(desk, talk("a", 1, 2), 100.0), seated(desk, talk("b", 7, 8), 900.0)

@@ -1,4 +1,4 @@
-"""A server that is started again while a request is being seated there."""
+"""Which slot a request gets while its server is started again, and what is written when it is taken."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from preheat.core.costs import ServiceModel
 from preheat.engines.dialects.calls import Call
 from preheat.engines.slot_folder import SlotFolder
 from preheat.engines.slot_keeper import SlotKeeper
@@ -21,9 +22,11 @@ class Server:
 
     def __init__(self) -> None:
         self.keeper: SlotKeeper | None = None
-        self.restarts = 0
+        self.restarts = self.saves = 0
+        self.now = 0.0
 
-    async def ask(self, _: Call) -> tuple[int, bytes]:
+    async def ask(self, call: Call) -> tuple[int, bytes]:
+        self.saves += b"save" in call.path
         await asyncio.sleep(0)
         if self.restarts and self.keeper is not None:
             self.restarts -= 1
@@ -40,7 +43,7 @@ async def kept(folder: Path) -> AsyncIterator[tuple[SlotKeeper, Server]]:
     server = Server()
     tier = SlotTier(opened, server.ask, slots=2)
     await tier.start()
-    keeper = server.keeper = SlotKeeper(tier, slots=2)
+    keeper = server.keeper = SlotKeeper(tier, slots=2, clock=lambda: server.now)
     try:
         yield keeper, server
     finally:
@@ -76,3 +79,25 @@ async def test_what_an_old_process_had_answered_is_nothing_of_the_new_ones(tmp_p
         keeper.restarted()
         keeper.ended(seated, 200)
         assert (await keeper.seat(wanted(1, 2), None)).way == "recompute"
+
+
+async def test_nothing_is_written_of_sessions_that_hardly_ever_come_back(tmp_path: Path) -> None:
+    async with kept(tmp_path) as (keeper, server):
+        service = ServiceModel()
+
+        async def answered(number: int) -> None:
+            asked = Wanted("t", f"s{number}", (number,), 2_000)
+            keeper.ended(await keeper.seat(asked, service), 2_000)
+            server.now += 200.0
+            await asyncio.sleep(0.01)
+
+        for number in range(3):
+            await answered(number)
+        assert server.saves > 0  # they may come back, as far as is known
+        for number in range(3, 200):
+            await answered(number)
+        saves = server.saves
+        for number in range(200, 210):
+            await answered(number)
+        assert server.saves == saves
+        assert keeper.unsaved == 2  # before the server is stopped it costs nobody anything

@@ -13,6 +13,8 @@ _BACK_OFF: Final = 20.0
 of 20 their middle is known to 0.4: a factor of 1.5."""
 _MOST: Final = 1_000.0
 """Pauses of a kind that are counted before all of them count half."""
+_LOST_S: Final = 3_600.0
+"""Who isn't back by then is counted as lost, until it comes all the same."""
 
 
 class _Lasted:
@@ -20,6 +22,7 @@ class _Lasted:
 
     def __init__(self) -> None:
         self.count = 0.0
+        self.lost = 0.0
         self.bins = [0.0] * BINS
 
     def learn(self, pause_s: float) -> None:
@@ -27,6 +30,7 @@ class _Lasted:
         self.count += 1.0
         if self.count > _MOST:
             self.count /= 2.0
+            self.lost /= 2.0
             self.bins = [count / 2.0 for count in self.bins]
 
 
@@ -35,7 +39,8 @@ class Pauses:
 
     A `kind` is whatever is known when an answer ends: that it calls a tool, what its client has said
     of the session, or nothing. There are few kinds. A pause lasts from there to the next request that begins with the
-    same whole prompt, so no session has to be named; one that nobody returns from isn't counted.
+    same whole prompt, so no session has to be named; one that nobody returns from counts for the chance of
+    a return only.
 
     Pauses are taken for log-logistic, with the chance s / (s + t) of not being over after t: heavy tails, as in
     Weka's sessions of agents, where s, the median, is 8 s behind a tool call and minutes behind other
@@ -50,11 +55,12 @@ class Pauses:
         self._all = _Lasted()
         self._of: dict[str, _Lasted] = {}
         self._open: OrderedDict[int, tuple[str, float]] = OrderedDict()  # by the last block
+        self._lost: OrderedDict[int, tuple[str, float]] = OrderedDict()  # of these, later
 
     def came(self, blocks: Sequence[int], now: float) -> None:
         """A request with this prompt is there: what it goes on with has paused until now."""
         for block in reversed(blocks):
-            paused = self._open.pop(block, None)
+            paused = self._open.pop(block, None) or self._found(block)
             if paused is not None:
                 kind, since = paused
                 self._all.learn(now - since)
@@ -67,11 +73,40 @@ class Pauses:
         if blocks:
             self._open[blocks[-1]] = kind, now
             self._open.move_to_end(blocks[-1])
-            if len(self._open) > _OPEN:
-                self._open.popitem(last=False)
+            self._lose(now)
         if len(self._of) < 2 and kind in self._of:
             return 0.0
         return self.usual_s(kind) - _median(self._all.bins)
+
+    def returns(self, kind: str, idle_s: float) -> float:
+        """The chance that who has paused so long comes back at all, of those of its kind that paused as long;
+        1 before any is known. Who isn't back in an hour counts as lost."""
+        own = self._of.get(kind)
+        if own is None:
+            return 1.0
+        later = sum(own.bins[age_bin(idle_s) :])
+        return (later + 1.0) / (later + own.lost + 1.0)
+
+    def _found(self, block: int) -> tuple[str, float] | None:
+        """Who was counted as lost, and isn't."""
+        paused = self._lost.pop(block, None)
+        if paused is not None:
+            of = self._of.setdefault(paused[0], _Lasted())
+            of.lost = max(0.0, of.lost - 1.0)
+        return paused
+
+    def _lose(self, now: float) -> None:
+        """Count whoever was waited for too long as lost, and forget who is one too many."""
+        while self._open:
+            block, (kind, since) = next(iter(self._open.items()))
+            if now - since < _LOST_S:
+                break
+            del self._open[block]
+            self._of.setdefault(kind, _Lasted()).lost += 1.0
+            self._lost[block] = kind, since
+        for waited_for in (self._open, self._lost):
+            while len(waited_for) > _OPEN:
+                waited_for.popitem(last=False)
 
     @property
     def median_s(self) -> float:
@@ -81,7 +116,7 @@ class Pauses:
     def usual_s(self, kind: str) -> float:
         """The median of this kind's pauses, 0 before any is known."""
         own, every = self._of.get(kind), self._all
-        if own is None:
+        if own is None or not every.count:
             return _median(every.bins)
         lean = _BACK_OFF / every.count
         return _median(

@@ -1,6 +1,6 @@
 """Which slot of a llama.cpp server each request is sent to, where we say it and not the server."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -45,6 +45,8 @@ class _Slot:
         self.is_busy = False
         self.is_saved = True
         self.is_over = False
+        self.is_judged = False
+        self.pause = ""
         self.used_at = -1.0
         self.longer_s = 0.0
         self.holds: Holding | None = None
@@ -56,7 +58,7 @@ class SlotDesk:
     What lies where is then known, not guessed, so that a sequence can be saved before another takes
     its place, and restored when its session comes back. A request gets the idle slot that has most
     of its prompt, if that is at least half of what the slot holds; else the one that costs least:
-    an empty one, one whose session is over, the one that will be missed last (`core.pauses`), which is
+    an empty one, one whose session is over as was said, or as is judged, the one that will be missed last (`core.pauses`), which is
     that used longest ago where all pause alike.
 
     The server's own prompt cache isn't asked for a request that names its slot: the files are in its
@@ -134,11 +136,13 @@ class SlotDesk:
         holding: Holding | None,
         now: float,
         longer_s: float = 0.0,
+        pause: str = "",
     ) -> None:
         """Its request was answered, and it holds this now; None where that isn't known. Pauses of this
         kind are so much longer than others (or shorter, below 0)."""
         one = self._slots[slot]
-        one.is_busy, one.used_at, one.longer_s = False, now, longer_s
+        one.is_busy, one.used_at, one.longer_s, one.pause = False, now, longer_s, pause
+        one.is_judged = False
         one.holds, one.is_saved, one.is_over = holding, holding is None, False
 
     def saved(self, slot: int, holding: Holding) -> None:
@@ -150,6 +154,10 @@ class SlotDesk:
     def is_saved(self, slot: int) -> bool:
         """Whether a file has what it holds, or held when it was taken."""
         return self._slots[slot].is_saved
+
+    def is_judged(self, slot: int) -> bool:
+        """Whether what it holds isn't worth a file."""
+        return self._slots[slot].is_judged
 
     def unsaved(self) -> list[tuple[int, Holding]]:
         """Sequences of idle slots that no file has, in the order in which they go."""
@@ -172,6 +180,13 @@ class SlotDesk:
         for slot in found:
             slot.is_over = slot.is_saved = True
         return len(found)
+
+    def judge(self, is_over: Callable[[Holding, str, float], bool], now: float) -> None:
+        """Judge anew what idle slots hold, by its kind of pause and the seconds that it has paused. What is
+        judged to be over goes next behind what was said to be, and isn't saved for that."""
+        for slot in self._slots:
+            if slot.holds is not None and not slot.is_busy:
+                slot.is_judged = is_over(slot.holds, slot.pause, now - slot.used_at)
 
     def erase(self, tenant: str) -> None:
         """What a tenant has in idle slots is neither found nor written any more."""
@@ -228,9 +243,10 @@ def _taken(slot: _Slot, found: int) -> Seat:
         return Seat(slot.number, 0, None)
     is_lost = found == 0 or found < len(holds.blocks)
     tokens = holds.tokens * found // len(holds.blocks) if found else 0
-    is_missed = is_lost and not slot.is_saved
+    is_missed = is_lost and not (slot.is_saved or slot.is_judged)
     return Seat(slot.number, tokens, holds if is_missed else None)
 
 
-def _worth(slot: _Slot) -> tuple[bool, bool, float]:
-    return slot.holds is not None, not slot.is_over, slot.used_at - slot.longer_s
+def _worth(slot: _Slot) -> tuple[bool, bool, bool, float]:
+    left_at = slot.used_at - slot.longer_s
+    return slot.holds is not None, not slot.is_over, not slot.is_judged, left_at

@@ -87,6 +87,7 @@ class SlotKeeper:
                 self.loans.recall()
             await self._seats.acquire()
             while True:
+                self._judge()
                 seat = self._desk.take(wanted.tenant, wanted.blocks)
                 assert seat is not None  # no more are let in than there are
                 self._truth.taken(seat.slot)
@@ -217,15 +218,27 @@ class SlotKeeper:
             self._truth.taken(slot)
         return said.is_another
 
+    def _judge(self) -> None:
+        """Which idle slots' sessions are over, by the chance of their return and what a file would then save."""
+        service, tier, pauses = self._saver.service, self._tier, self._pauses
+        if service is not None:
+            self._desk.judge(
+                lambda holding, pause, idle_s: (
+                    not tier.repays(holding.tokens, service, pauses.returns(pause, idle_s))
+                ),
+                self._clock(),
+            )
+
     def _free(self, seated: Seated, holding: Holding | None, pause: str) -> None:
         if seated.life == self._truth.life:
             now, longer_s = self._clock(), 0.0
             if holding is not None and pause != OVER:
                 longer_s = self._pauses.ended(holding.blocks, pause, now)
-            self._desk.ended(seated.slot, holding, now, longer_s)
+            self._desk.ended(seated.slot, holding, now, longer_s, pause)
             if pause == OVER:
                 self._desk.over(seated.wanted.tenant, seated.wanted.session)
         self._seats.release()
+        self._judge()
         self._saver.save_next()
 
     async def _led(self, wanted: Wanted, service: ServiceModel) -> None:

@@ -89,7 +89,7 @@ class SlotSaver:
                 return
             slot, holding = unsaved[0]
             self._saving = slot
-            if self.pays(holding):
+            if not self._desk.is_judged(slot) and self.pays(holding):
                 await self.save(slot, holding)
         finally:
             self._task = self._saving = None

@@ -14,7 +14,7 @@ import msgspec
 
 from preheat.core.costs import ServiceModel, Tier, saved_s
 from preheat.core.slot_desk import Holding
-from preheat.core.slot_ways import Speed
+from preheat.core.slot_ways import Speed, is_worth_writing
 from preheat.engines.dialects.calls import Call, get
 from preheat.engines.dialects.llamacpp import LlamaCpp, model_identity
 from preheat.engines.dialects.readings import Moved, Slot, parsed, part
@@ -77,6 +77,7 @@ class SlotTier:
         self._is_sure = True  # that the server has the folder's model
         self._clock = clock
         self._fetching = Speed(bytes_per_s=_DISK)
+        self._saving = Speed(bytes_per_s=_DISK, latency_s=_LATENCY_S)
         self._loading = Speed(bytes_per_s=_MEMORY, latency_s=_LATENCY_S)
         self.token_bytes = 0.0  # the most of any file; 0 until one was saved
 
@@ -112,6 +113,12 @@ class SlotTier:
         if service is None:
             return True
         return saved_s(service, self.tier(), tokens, self.token_bytes * tokens) > 0.0
+
+    def repays(self, tokens: int, service: ServiceModel, chance: float) -> bool:
+        """Whether so many tokens are worth writing, where they are asked for again with this chance."""
+        size = self.token_bytes * tokens
+        gain_s = saved_s(service, self.tier(), tokens, size)
+        return is_worth_writing(chance, gain_s, self._saving.expected_s(size))
 
     def tier(self) -> Tier:
         """What was measured, from a cold file to the slot, for `core.costs`."""
@@ -180,6 +187,7 @@ class SlotTier:
             if not moved.ok:
                 return Move(ok=False, why=moved.why)
             size, now = moved.size_bytes or 0, self._clock()
+            self._saving.learn(size, self._engine_s)
             self.counts.written_bytes += size
             if moved.tokens != holding.tokens:
                 return Move(ok=False, why="changed", tokens=moved.tokens or 0)

@@ -108,3 +108,50 @@ async def test_one_that_was_started_again_answers_from_what_the_gate_warmed(tmp_
         await group.aclose()
         for one in running:
             await asyncio.to_thread(one.close)
+
+
+async def test_another_model_at_the_same_address_is_seen_without_counts(tmp_path: Path) -> None:
+    weights, others = tmp_path / "tiny.gguf", tmp_path / "other.gguf"
+    for path in (weights, others):
+        write_tiny_gguf(path)
+    events: list[tuple[str, dict[str, object]]] = []
+    ports = [free_port(), free_port()]
+
+    def start(path: Path, port: int) -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(bare_llama(str(path), port=port, slots=SLOTS, has_metrics=False))
+        return stack
+
+    async def source() -> list[Hot]:
+        return [hot(SYSTEM[0])]
+
+    running = [await asyncio.to_thread(start, weights, port) for port in ports]
+    group = OpenAi(
+        "many",
+        [f"http://127.0.0.1:{port}" for port in ports],
+        routing=POLICIES["preheat"](),
+        care=Care("auto", "", 0.2, gate_s=30.0, warmth=Warmth(source, lambda *_: None)),
+        on_event=lambda event, fields: events.append((event, fields)),
+    )
+    try:
+        await group.start()
+        async with asyncio.timeout(30.0):
+            while len(events) < 2:
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)  # and each has said which model it has
+        await asyncio.to_thread(running[0].close)
+        running[0] = await asyncio.to_thread(start, others, ports[0])
+        async with asyncio.timeout(30.0):
+            while not (ready := [said for name, said in events if name == "upstream-ready"]):
+                await asyncio.sleep(0.05)
+        assert (ready[0]["worker"], ready[0]["warmed"]) == ("many.0", 1)
+        (told,) = [said for name, said in events if name == "upstream-switched"]
+        assert str(told["was"]).startswith(str(weights))
+        assert str(told["now"]).startswith(str(others))
+        assert not [name for name, _ in events if name == "upstream-restarted"]
+        group.set_draining("many.1", is_draining=True)
+        assert (await ask(group, SYSTEM[0], "a first question"))[1] > 100
+    finally:
+        await group.aclose()
+        for one in running:
+            await asyncio.to_thread(one.close)

@@ -13,6 +13,7 @@ import pytest
 
 from bare_llama import bare_llama
 from ports import free_port
+from preheat.core.blocks import prefix_of
 from preheat.core.routing import POLICIES
 from preheat.core.types import SessionState, Usage
 from preheat.engines import slot_seats
@@ -307,3 +308,44 @@ async def test_what_one_server_has_written_another_loads(weights: str, tmp_path:
             for session in range(4):
                 again = await ask(engine, session, text(session) + " and on")
                 assert again.cached_tokens >= 0.95 * first.input_tokens
+
+
+async def test_files_of_another_model_are_offered_only_when_that_one_is_back(
+    weights: str, tmp_path: Path
+) -> None:
+    events: list[tuple[str, dict[str, object]]] = []
+    folder, other = tmp_path / "slots", tmp_path / "other.gguf"
+    folder.mkdir()
+    write_tiny_gguf(other)
+    order: dict[str, Any] = {
+        "slots": 1,
+        "cache_ram_mib": 0,
+        "slot_save_path": str(folder),
+        "port": free_port(),
+        "has_metrics": False,
+    }
+    body = json.dumps({"model": "m", "prompt": text(0), "max_tokens": 2, "temperature": 0}).encode()
+    blocks = prefix_of(body, TENANT.encode()).blocks
+    with bare_llama(weights, **order) as url:
+        started = served(url, folder=folder, events=events)
+        engine = await started.__aenter__()
+        seats = engine._group._workers[0].seats
+        assert seats is not None
+        for session in range(2):
+            await ask(engine, session, text(session))
+        await until(lambda: seats.loadable(TENANT, blocks))
+        seats.restarted()  # until it has said which model it has now
+        assert seats.loadable(TENANT, blocks) is None
+        await until(lambda: seats.loadable(TENANT, blocks))
+    try:
+        with bare_llama(str(other), **order):
+            await until(lambda: told(events, "upstream-switched"))
+            assert seats.loadable(TENANT, blocks) is None
+            assert (await ask(engine, 0, text(0))).cached_tokens < 20
+            assert seats.counts.restored == 0
+        events.clear()
+        with bare_llama(weights, **order):
+            await until(lambda: told(events, "upstream-switched"))
+            await until(lambda: seats.loadable(TENANT, blocks))
+    finally:
+        await started.__aexit__(None, None, None)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kv_engine import BLOCK, KvEngine, Publisher, as_arrays, as_maps, root
-from preheat.core.kv_events import Batch, Joined, Lost, Restarted, Step, Sure, Unsure
+from preheat.core.kv_events import Batch, Joined, Lost, Restarted, Step, Stored, Sure, Unsure
 from preheat.core.told import ToldResidency
 from preheat.engines.kv_feed import KvFeed
 from preheat.errors import ConfigError
@@ -257,3 +257,42 @@ async def test_a_missing_pyzmq_is_named() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
     )
     assert "preheat[kv]" in done.stdout
+
+
+@pytest.mark.parametrize("is_replay", [False, True])
+async def test_large_batches_let_everybody_else_have_their_turn(
+    tmp_path: Path, is_replay: bool
+) -> None:
+    turn = 0
+
+    async def others() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    rig = Rig(tmp_path)
+    turns: list[int] = []
+    rig.feed = KvFeed(
+        endpoint=rig.live, replay_endpoint=rig.replay, on_step=lambda _: turns.append(turn)
+    )
+    try:
+        if is_replay:  # of those before the first that is heard
+            for number in range(20):
+                rig.publisher.publish(as_arrays(_large(number)))
+        async with running(rig):
+            beside = asyncio.create_task(others())
+            await asyncio.sleep(0.3)
+            for number in range(20, 40):
+                rig.publisher.publish(as_arrays(_large(number)))
+            await rig.until(lambda: len(turns) > (40 if is_replay else 20))
+            beside.cancel()
+        assert len(set(turns)) > len(turns) / 3
+    finally:
+        rig.publisher.close()
+
+
+def _large(number: int) -> Batch:
+    """Of some 400 KB."""
+    tokens = [60_000] * (25_600 * BLOCK)
+    return Batch(float(number), [Stored(range(25_600), None, tokens, BLOCK)])

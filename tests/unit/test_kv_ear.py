@@ -144,6 +144,20 @@ async def test_what_comes_faster_than_it_is_taken_is_lost_and_counted() -> None:
         assert rig.ear.counts.lost == 2_000 - 1_024
 
 
+async def test_what_waits_is_bounded_by_its_tokens_too() -> None:
+    def large(number: int) -> Batch:
+        names = range(number * 16_384, (number + 1) * 16_384)
+        return Batch(1.0, [Stored(names, None, range(16_384 * BLOCK), BLOCK)])
+
+    async with listening() as rig:
+        for number in range(30):
+            rig.tell(large(number))
+        assert rig.ear.counts.lost == 30 - 16
+        await until(lambda: any(event == "kv-events-lost" for event, _ in rig.events))
+        rig.tell(large(30))  # there is room again
+        assert rig.ear.counts.lost == 30 - 16
+
+
 async def test_what_another_process_heard_is_taken_likewise() -> None:
     async with listening() as rig:
         rig.names.learn_size(16)

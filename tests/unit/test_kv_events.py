@@ -101,6 +101,7 @@ def test_what_is_not_known_is_skipped() -> None:
         pack([1.0, [7]]),
         pack([1.0, [["BlockStored"]]]),
         pack([1.0, [["BlockStored", [1], None, [1], 0]]]),
+        pack([1.0, [["BlockStored", [1], None, [1] * 16_385, 16_385]]]),
         pack([1.0, [["BlockStored", [1], None, [-1], 1]]]),
         pack([1.0, [["BlockStored", [1], None, [2**32], 1]]]),
         pack([1.0, [["BlockStored", [1.5], None, [1], 1]]]),

@@ -29,6 +29,8 @@ from preheat.errors import ConfigError
 
 _MOST_WAITING: Final = 1_024
 """Steps that wait to be taken. What comes then is lost, and counted so."""
+_MOST_WAITING_TOKENS: Final = 4_194_304
+"""Of all of them: some 150 MB."""
 _PIECE_BLOCKS: Final = 64
 """Taken at once: half a millisecond."""
 _AGE_S: Final = 1.0
@@ -88,7 +90,8 @@ class KvEar:
         self._source = hear(self._note)
         self._told: ToldResidency | None = None
         self._early: deque[Step] = deque(maxlen=_MOST_EARLY)
-        self._steps: asyncio.Queue[Step] = asyncio.Queue()
+        self._steps: asyncio.Queue[tuple[Step, int]] = asyncio.Queue()
+        self._waiting_tokens = 0
         self._missed = 0
         self._is_full = False
         self._quiet_until: dict[str, float] = {}
@@ -116,7 +119,9 @@ class KvEar:
             await asyncio.sleep(_AGAIN_S)
 
     def _note(self, step: Step) -> None:
-        if self._steps.qsize() < _MOST_WAITING:
+        size = _size_of(step)
+        has_room = not size or self._waiting_tokens + size <= _MOST_WAITING_TOKENS
+        if self._steps.qsize() < _MOST_WAITING and has_room:
             self._is_full = False
         elif self._is_full:
             self._missed += 1
@@ -124,8 +129,9 @@ class KvEar:
         else:
             self._is_full = True
             self._missed += 1
-            step = Lost(1)
-        self._steps.put_nowait(step)
+            step, size = Lost(1), 0
+        self._waiting_tokens += size
+        self._steps.put_nowait((step, size))
 
     async def _take_all(self) -> None:
         while True:
@@ -139,11 +145,12 @@ class KvEar:
     async def _take_next(self) -> None:
         try:
             async with asyncio.timeout(_AGE_S):
-                step = await self._steps.get()
+                step, size = await self._steps.get()
         except TimeoutError:
             if self._told is not None:
                 self._index.told(self._number, self._told.aged(time.monotonic()))
             return
+        self._waiting_tokens -= size
         self._say_of(step)
         for piece in in_pieces(step, _PIECE_BLOCKS):
             self._take(piece)
@@ -209,6 +216,19 @@ class KvEar:
         if now >= self._quiet_until.get(event, 0.0):
             self._quiet_until[event] = now + _QUIET_S
             self._on_event(event, {"worker": self._name, **fields})
+
+
+def _size_of(step: Step) -> int:
+    """Tokens of a step, or names where those are more."""
+    if not isinstance(step, Batch):
+        return 0
+    return sum(
+        max(len(event.token_ids), len(event.block_hashes))
+        if isinstance(event, Stored)
+        else len(event.block_hashes)
+        for event in step.events
+        if not isinstance(event, Cleared)
+    )
 
 
 def _may_empty(step: Step) -> bool:

@@ -26,6 +26,8 @@ OnStep = Callable[[Step], None]
 _POLL_S: Final = 1.0
 _AT_ONCE: Final = 64
 """Messages between two turns of everybody else on the loop."""
+_BYTES_AT_ONCE: Final = 262_144
+"""Likewise: some 5 ms of reading them."""
 _REPLAY_STEP_S: Final = 5.0
 """Between two replies. vLLM's publisher looks for requests ten times a second."""
 _REPLAY_S: Final = 30.0
@@ -120,6 +122,7 @@ class KvFeed:
 
     async def _receive(self, socket: Any) -> None:
         """What has come by now, up to a limit, or until a replay is wanted."""
+        left = _BYTES_AT_ONCE
         for _ in range(_AT_ONCE):
             try:
                 frames = await socket.recv_multipart(self._zmq.NOBLOCK)
@@ -133,7 +136,8 @@ class KvFeed:
                 continue
             self._stream.can_replay = self._may_replay()
             self._tell(self._stream.live(number, self._batch(payload)))
-            if self._stream.wanted is not None:
+            left -= len(payload)
+            if self._stream.wanted is not None or left < 0:
                 return
 
     def _notice(self, frames: Sequence[bytes]) -> None:

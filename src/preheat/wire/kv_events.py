@@ -18,6 +18,8 @@ MOST_BYTES: Final = 2_097_152
 """Of a payload. A step's events are some ten thousand tokens of five bytes."""
 MOST_BLOCKS: Final = 65_536
 """Of a batch."""
+MOST_BLOCK_TOKENS: Final = 16_384
+"""Of a block. Those of models with state layers have some thousands."""
 _LOW: Final = 2**64 - 1
 _NUMBER_BYTES: Final = 8
 
@@ -33,7 +35,7 @@ class _Stored(msgspec.Struct):
     block_hashes: list[_Hash]
     parent_block_hash: _Hash | None
     token_ids: list[_Token] | None
-    block_size: Annotated[int, msgspec.Meta(ge=1)]
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=MOST_BLOCK_TOKENS)]
     lora_id: int | None = None
     medium: str | None = None
     lora_name: str | None = None

@@ -590,3 +590,15 @@ def test_a_root_parts_models_salts_adapters_and_secrets() -> None:
     }
     assert len(roots) == 5
     assert all(0 <= one < 2**64 for one in roots)
+
+
+def test_numbers_that_leap_again_and_again_add_up_to_a_number() -> None:
+    stream = KvStream(can_replay=False)
+    lost = 0
+    for start in range(8):
+        for number in (0, 2**63 - 1):
+            batch = Batch(1.0 + 2 * start + (number > 0), [])
+            steps = stream.live(number, batch)
+            assert steps[-1] is batch
+            lost += sum(step.batches for step in steps if isinstance(step, Lost))
+    assert 0 < lost < 2**53

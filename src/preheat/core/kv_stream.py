@@ -11,6 +11,9 @@ _RECENT: Final = 4_096
 _LATE_RUN: Final = 3
 """So many old numbers, each after the other, are no stragglers but a restart with its clock put back."""
 
+_MOST_LOST: Final = 1_000_000
+"""That many and more count as so many: a number may be any, and sums of them must stay numbers."""
+
 
 class KvStream:
     """One publisher's batches. They are numbered from 0, and each has its time.
@@ -55,7 +58,7 @@ class KvStream:
             return []
         steps: list[Step] = []
         if number > self._next or self._is_unsure:
-            steps.append(Lost(number - self._next))
+            steps.append(_gap(number - self._next))
             self._is_unsure = False
         return steps + self._take(number, batch)
 
@@ -75,7 +78,7 @@ class KvStream:
         if number > self._next and self._has_replies:
             self._again = True  # a queue on the way was full
             return []
-        steps: list[Step] = [] if self._is_proved else [Lost(number - self._next)]
+        steps: list[Step] = [] if self._is_proved else [_gap(number - self._next)]
         self._is_proved = self._has_replies = True
         self._is_unsure = self._is_unsure and not steps
         return steps + self._take(number, batch)
@@ -99,7 +102,7 @@ class KvStream:
         steps: list[Step] = []
         if not self._is_proved:
             ahead = min((one for one in self._early if one >= self._next), default=self._next)
-            steps.append(Lost(ahead - self._next))
+            steps.append(_gap(ahead - self._next))
             self._next = ahead
         elif self._is_unsure:
             steps.append(Sure())
@@ -179,10 +182,14 @@ class KvStream:
         steps: list[Step] = []
         for number in sorted(early):
             if self._next is not None and number > self._next:
-                steps.append(Lost(number - self._next))
+                steps.append(_gap(number - self._next))
             if self._next is None or number >= self._next:
                 steps += self._take(number, early[number])
         return steps
+
+
+def _gap(batches: int) -> Lost:
+    return Lost(min(batches, _MOST_LOST))
 
 
 def _time(batch: Batch | None) -> float | None:

@@ -101,3 +101,13 @@ async def test_nothing_is_written_of_sessions_that_hardly_ever_come_back(tmp_pat
             await answered(number)
         assert server.saves == saves
         assert keeper.unsaved == 2  # before the server is stopped it costs nobody anything
+
+
+async def test_a_session_without_a_name_ends_no_other(tmp_path: Path) -> None:
+    async with kept(tmp_path) as (keeper, _):
+        for number, pause in ((1, ""), (2, "over")):
+            asked = Wanted("t", "", (number,), 100)
+            keeper.ended(await keeper.seat(asked, None), 100, pause)
+        await keeper.over("t", "")
+        assert (await keeper.seat(Wanted("t", "", (3,), 100), None)).found_tokens == 0
+        assert (await keeper.seat(Wanted("t", "", (1,), 100), None)).way == "hot"

@@ -170,16 +170,22 @@ class SlotDesk:
 
     def over(self, tenant: str, session: str) -> int:
         """That session won't come back: its slots are the first to be taken, and aren't saved. How
-        many they are."""
+        many they are. None where it has no name: others have none, too."""
         found = [
             slot
             for slot in self._slots
-            if slot.holds is not None
+            if session
+            and slot.holds is not None
             and (slot.holds.tenant, slot.holds.session) == (tenant, session)
         ]
         for slot in found:
             slot.is_over = slot.is_saved = True
         return len(found)
+
+    def over_at(self, slot: int) -> None:
+        """Nobody comes back to what this slot holds."""
+        one = self._slots[slot]
+        one.is_over = one.is_saved = True
 
     def judge(self, is_over: Callable[[Holding, str, float], bool], now: float) -> None:
         """Judge anew what idle slots hold, by its kind of pause and the seconds that it has paused. What is

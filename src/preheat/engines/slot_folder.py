@@ -172,9 +172,10 @@ class SlotFolder:
             self._date(kept, now)
 
     def over(self, tenant: str, session: str) -> int:
-        """That session won't come back: its files go first. Bytes of those that wouldn't have."""
+        """That session won't come back: its files go first. Bytes of those that wouldn't have; none where it has
+        no name, as others have none, too."""
         with self._lock:
-            found = [one for one in self._of(tenant, session) if not one.is_over]
+            found = [one for one in self._of(tenant, session) if session and not one.is_over]
             for kept in found:
                 self._date(kept, 0.0)
         return sum(one.size_bytes for one in found)

@@ -236,6 +236,7 @@ class SlotKeeper:
                 longer_s = self._pauses.ended(holding.blocks, pause, now)
             self._desk.ended(seated.slot, holding, now, longer_s, pause)
             if pause == OVER:
+                self._desk.over_at(seated.slot)
                 self._desk.over(seated.wanted.tenant, seated.wanted.session)
         self._seats.release()
         self._judge()

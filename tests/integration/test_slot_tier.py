@@ -1,12 +1,14 @@
 """The disk tier of slot files on a real llama.cpp server, and what goes wrong there."""
 
 import asyncio
+import json
 import os
 import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from preheat.engines.dialects.calls import Call, Prompt
 from preheat.engines.dialects.llamacpp import LlamaCpp
 from preheat.engines.direct import Direct
 from preheat.engines.slot_folder import SlotFolder
+from preheat.engines.slot_jobs import Move, SlotJobs
 from preheat.engines.slot_keeper import SlotKeeper
 from preheat.engines.slot_leaders import Wanted
 from preheat.engines.slot_names import Kept
@@ -350,6 +353,56 @@ async def test_a_folder_that_fails_is_a_miss_and_the_next_call_goes_on(
         assert "irectory" in moved.why
         again, _ = await one.kept(1, 2)
         assert (await one.tier.restore(0, again)).ok
+
+
+@pytest.mark.asyncio
+async def test_counts_and_times_that_cant_be_harm_nothing(tmp_path: Path) -> None:
+    tokens = 2**40
+    size = 1_000_000
+
+    async def ask(call: Call) -> tuple[int, bytes]:
+        name = json.loads(call.body)["filename"]
+        if b"save" in call.path:
+            (tmp_path / name).write_bytes(bytes(size))
+        moved = {"n_saved": tokens, "n_written": size, "timings": {"restore_ms": 1e300}}
+        return 200, json.dumps(moved).encode()
+
+    folder = SlotFolder(tmp_path, identity="1" * 32, secret=b"k", budget_bytes=10**8, max_age_s=9.0)
+    folder.open(0.0)
+    tier = SlotTier(folder, ask, slots=4, clock=lambda: 1.0)
+    await tier.start()
+    try:
+        assert (await tier.save(0, Holding("t", "s", [1], tokens))).why == "changed"
+        tokens = 400
+        assert (await tier.save(0, Holding("t", "s", [1], tokens))).ok
+        kept = tier.find("t", [1])
+        assert kept is not None
+        assert (await tier.restore(1, kept)).ok
+        assert tier.load_s(kept) < 1.0
+    finally:
+        await tier.aclose()
+    assert not list(tmp_path.glob("part-*"))
+
+
+@pytest.mark.asyncio
+async def test_a_defect_costs_one_move_and_is_told() -> None:
+    loop = asyncio.get_running_loop()
+    told: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    jobs = SlotJobs(limit_s=1.0)
+    jobs.start()
+
+    async def defect() -> Move:
+        raise ZeroDivisionError
+
+    async def fine() -> Move:
+        return Move(ok=True)
+
+    assert (await jobs.soon(defect)).why == "defect"
+    assert (await jobs.soon(fine)).ok
+    assert jobs.failed == {"defect": 1}
+    assert [type(one["exception"]) for one in told] == [ZeroDivisionError]
+    await jobs.aclose()
 
 
 # Slots with their files --------------------------------------------------------------------------

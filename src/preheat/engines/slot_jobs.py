@@ -17,7 +17,7 @@ class Move(msgspec.Struct, frozen=True):
     `late` it took longer than it may · `full` no room in the budget or on the disk · `elsewhere` the
     server writes to another folder · `changed` the slot held something else · `damaged` the file
     isn't what was saved; it is deleted · `slot` there is no such slot · `model` the server has
-    another one by now · `closed` · else the server's words, or the error's.
+    another one by now · `defect` one of ours, which is logged · `closed` · else the server's words, or the error's.
     """
 
     ok: bool
@@ -110,6 +110,10 @@ class SlotJobs:
             move = Move(ok=False, why="late")
         except OSError as error:  # of the folder
             move = Move(ok=False, why=error.strerror or "unreadable")
+        except Exception as bug:  # noqa: BLE001  the next one mustn't wait for a task that is no more
+            move = Move(ok=False, why="defect")
+            told = {"message": "a slot's file was given up", "exception": bug}
+            asyncio.get_running_loop().call_exception_handler(told)
         return msgspec.structs.replace(move, took_s=time.monotonic() - began_at)
 
     def _noted(self, move: Move) -> Move:

@@ -18,6 +18,8 @@ from preheat.engines.dialects.llamacpp import slot_file
 _CHAIN: Final = 12
 _WHO: Final = 6
 _COUNT: Final = 4
+MOST_TOKENS: Final = 2 ** (8 * _COUNT) - 1
+"""What a name can say."""
 _CHECK: Final = 8
 _CUTS: Final = (_CHAIN, _WHO, _WHO, _COUNT, _COUNT, _CHECK)
 _NAME: Final = re.compile(rf"([0-9a-f]{{32}})-([0-9a-f]{{{2 * sum(_CUTS)}}})\.kv")

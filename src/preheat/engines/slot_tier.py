@@ -21,7 +21,7 @@ from preheat.engines.dialects.readings import Moved, Slot, parsed, part
 from preheat.engines.direct import Direct
 from preheat.engines.slot_folder import SlotFolder
 from preheat.engines.slot_jobs import Move, SlotJobs
-from preheat.engines.slot_names import Kept
+from preheat.engines.slot_names import MOST_TOKENS, Kept
 from preheat.errors import ConfigError, EngineError
 
 _DIALECT: Final = LlamaCpp()
@@ -177,6 +177,8 @@ class SlotTier:
     async def _saved(self, slot: int, holding: Holding) -> Move:
         if not 0 <= slot < self.slots:
             return Move(ok=False, why="slot")
+        if holding.tokens > MOST_TOKENS:
+            return Move(ok=False, why="changed", tokens=holding.tokens)  # by a count that can't be
         expected = int(self.token_bytes * holding.tokens)
         part = await asyncio.to_thread(self.folder.begin, expected, self._clock())
         if part is None:
@@ -234,7 +236,8 @@ class SlotTier:
                 self._is_sure = True
             began_at = time.monotonic()
             status, body = await self._ask(call)
-            self._engine_s = _engine_s(body) or time.monotonic() - began_at
+            took_s = time.monotonic() - began_at
+            self._engine_s = min(_engine_s(body) or took_s, took_s)
             return _DIALECT.read_moved(status, body)
         except EngineError as error:
             self._is_sure = False

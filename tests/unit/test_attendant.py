@@ -169,6 +169,9 @@ async def test_a_slot_folder_that_fails_keeps_no_load_from_being_read() -> None:
         async def open(self, slot_tokens: int) -> bool:
             raise PermissionError(13, "Permission denied", "/slots")
 
+        async def look(self) -> None:
+            """It has no slots that would tell."""
+
     made, server = router(), Server({"/v1/models": MODELS, "/metrics": METRICS % (4, 900, 80)})
     async with attended(server, made) as (attendant, events):
         attendant._worker.seats = cast("SlotSeats", Seats())

@@ -232,6 +232,24 @@ def test_a_tenant_or_a_session_is_erased(tmp_path: Path) -> None:
     assert names(folder) == {theirs.name}
 
 
+def test_one_file_that_cant_be_deleted_keeps_no_other_and_is_tried_again(tmp_path: Path) -> None:
+    rules = SlotRules((str(tmp_path / "one"), str(tmp_path / "two")))
+    folders = SlotFolders(rules)
+    opened = [folders.opened(Path(path), ONE) for path in rules.folders]
+    stuck = written(opened[0], talk("a", 1))
+    written(opened[0], talk("b", 2))
+    written(opened[1], talk("a", 1))
+    (opened[0].path / stuck.name).unlink()
+    (opened[0].path / stuck.name).mkdir()  # in the file's place: it can't be unlinked
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="can't be deleted"):
+            folders.erase("t")
+        assert [names(one) for one in opened] == [{stuck.name}, set()]
+    (opened[0].path / stuck.name).rmdir()
+    assert folders.erase("t") == 1
+    assert opened[0].find("t", [1]) is None
+
+
 def test_a_folder_that_cant_be_is_the_operators_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="can't hold slot files"):

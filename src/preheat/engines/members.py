@@ -118,12 +118,13 @@ class Members:
 
     async def erase(self, tenant: str) -> int:
         """Delete what a tenant has in slot files, and let its slots be written no more; how many files
-        they were. Raises ConfigError where a folder can't be read."""
-        gone = await asyncio.to_thread(self._folders.erase, tenant)
-        for one in (*self.here, *self.leaving):
-            if one.seats is not None and one.seats.keeper is not None:
-                await one.seats.keeper.erase(tenant)  # and what was being written meanwhile
-        return gone
+        they were. Raises ConfigError, after all the others, where that can't be done."""
+        try:
+            return await asyncio.to_thread(self._folders.erase, tenant)
+        finally:
+            for one in (*self.here, *self.leaving):
+                if one.seats is not None and one.seats.keeper is not None:
+                    await one.seats.keeper.erase(tenant)  # and what was being written meanwhile
 
     async def end_tasks(self) -> None:
         """Whatever goes on beside the requests."""

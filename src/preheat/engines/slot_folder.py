@@ -181,11 +181,20 @@ class SlotFolder:
         return sum(one.size_bytes for one in found)
 
     def erase(self, tenant: str, session: str | None = None) -> int:
-        """Delete a tenant's files, or those of one session, of whatever model. How many they were."""
+        """Delete a tenant's files, or those of one session, of whatever model. How many they were. Raises
+        ConfigError where one can't be deleted: the others are, and the next call tries it again."""
+        failure: OSError | None = None
         with self._lock:
             gone = self._of(tenant, session, (*self._kept.values(), *self._foreign.values()))
             for kept in gone:
-                self.drop(kept)
+                try:
+                    (self.path / kept.name).unlink(missing_ok=True)
+                    self.drop(kept)
+                except OSError as error:
+                    failure = error
+        if failure is not None:
+            why = failure.strerror or failure
+            raise ConfigError(f"a slot file in {self.path} can't be deleted: {why}") from None
         return len(gone)
 
     def drop(self, kept: Kept) -> None:

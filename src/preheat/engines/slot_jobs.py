@@ -16,7 +16,7 @@ class Move(msgspec.Struct, frozen=True):
 
     `late` it took longer than it may · `full` no room in the budget or on the disk · `elsewhere` the
     server writes to another folder · `changed` the slot held something else · `damaged` the file
-    isn't what was saved; it is deleted · `slot` there is no such slot · `model` the server has
+    isn't what was saved; it is deleted · `undeleted` a file that should be can't be · `slot` there is no such slot · `model` the server has
     another one by now · `defect` one of ours, which is logged · `closed` · else the server's words, or the error's.
     """
 

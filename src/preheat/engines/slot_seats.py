@@ -15,6 +15,7 @@ from preheat.engines.slot_folder import SlotFolder
 from preheat.engines.slot_keeper import SlotKeeper
 from preheat.engines.slot_shelf import SlotShelf
 from preheat.engines.slot_tier import Counts, SlotTier, identity_of, slot_tier
+from preheat.errors import ConfigError
 
 _NO_MODEL: Final = "none"
 """All files of a folder are another model's then: they are looked after, and never loaded."""
@@ -59,12 +60,19 @@ class SlotFolders:
 
     def erase(self, tenant: str) -> int:
         """Delete a tenant's files in all of them, those of servers that were never reached too; how many
-        they were. Blocks. Raises ConfigError where a folder can't be read."""
+        they were. Blocks. Raises ConfigError, after all the others, where a folder can't be read or a file
+        can't be deleted."""
+        files, failure = 0, None
         with self._lock:
-            paths = {Path(folder).expanduser() for folder in self._rules.folders}
-            for path in paths - set(self._open):
-                self._opened(path, _NO_MODEL)
-            return sum(folder.erase(tenant) for folder in self._open.values())
+            for path in {Path(folder).expanduser() for folder in self._rules.folders}:
+                try:
+                    folder = self._open.get(path) or self._opened(path, _NO_MODEL)
+                    files += folder.erase(tenant)
+                except ConfigError as error:
+                    failure = error
+        if failure is not None:
+            raise failure
+        return files
 
     def _opened(self, path: Path, identity: str) -> SlotFolder:
         known = self._open.get(path)

@@ -197,8 +197,17 @@ class Upstreams:
         return Freed(sum(one.slots for one in freed), sum(one.file_bytes for one in freed))
 
     async def erase(self, tenant: str) -> int:
-        """Delete what engines keep of a tenant's prompts in files; how many they were. Raises ConfigError."""
-        return sum([await one.erase(tenant) for one in self.engines.values()])
+        """Delete what engines keep of a tenant's prompts in files; how many they were. Raises ConfigError,
+        after all the others, where that can't be done."""
+        files, failure = 0, None
+        for one in self.engines.values():
+            try:
+                files += await one.erase(tenant)
+            except ConfigError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        return files
 
     def set_draining(self, name: str, *, is_draining: bool) -> bool:
         """Let the server of that name take nothing more, or again. Whether there is one."""

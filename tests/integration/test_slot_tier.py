@@ -399,8 +399,13 @@ async def test_a_defect_costs_one_move_and_is_told() -> None:
         return Move(ok=True)
 
     assert (await jobs.soon(defect)).why == "defect"
+
+    async def refused() -> Move:
+        return Move(ok=False, why="nope")
+
     assert (await jobs.soon(fine)).ok
-    assert jobs.failed == {"defect": 1}
+    assert (await jobs.soon(refused)).why == "nope"
+    assert jobs.failed == {"defect": 1, "refused": 1}
     assert [type(one["exception"]) for one in told] == [ZeroDivisionError]
     await jobs.aclose()
 

@@ -4,11 +4,37 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 Work = Callable[[], Awaitable["Move"]]
+
+_OURS: Final = frozenset(
+    (
+        "late",
+        "full",
+        "elsewhere",
+        "changed",
+        "damaged",
+        "undeleted",
+        "slot",
+        "model",
+        "defect",
+        "closed",
+    )
+) | {
+    "adapter",
+    "breaker-open",
+    "connect",
+    "protocol",
+    "queue",
+    "reset",
+    "start",
+    "tls",
+    "too-large",
+}
+"""Why a move fails in our own words, and the kinds of errors: a server's words may be any."""
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -118,7 +144,7 @@ class SlotJobs:
 
     def _noted(self, move: Move) -> Move:
         if not move.ok:
-            is_ours = move.why.isalpha() or move.why.startswith("timeout")
+            is_ours = move.why in _OURS or move.why.startswith("timeout-")
             why = move.why if is_ours else "refused"
             self.failed[why] = self.failed.get(why, 0) + 1
         return move

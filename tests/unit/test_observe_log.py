@@ -311,3 +311,14 @@ def test_what_there_is_no_room_for_is_not_waited_for() -> None:
         settling.run()
         assert len(settling) <= 10
     assert done == [float(at) for at in range(990)]
+
+
+def test_a_long_line_is_there_at_one_look(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"a" * (5 << 20) + b"\n" + b"b" * (3 << 20))
+    tail = FileTail(path, once=True)
+    assert [(one.number, one.data and len(one.data)) for one in tail.read()] == [(1, 5 << 20)]
+    rest = [line for _ in range(2) for line in tail.read()]
+    assert [(one.number, one.data and len(one.data)) for one in rest] == [(2, 3 << 20)]
+    assert tail.is_over
+    tail.close()

@@ -11,6 +11,8 @@ from preheat.errors import TraceError
 MOST_LINE_BYTES: Final = 16 * 2**20
 """A longer line isn't one."""
 _READ_BYTES: Final = 1 << 20
+_READS: Final = MOST_LINE_BYTES // _READ_BYTES
+"""Until a line has come: who gets none takes it that there is none at this moment, and waits."""
 _CHUNKS: Final = 8
 _PATIENCE: Final = 4
 """So many looks in a row must find nothing more in a file that was moved away: its writer may not
@@ -90,14 +92,21 @@ class FileTail:
 
     def read(self) -> list[Line]:
         """See `Tail`."""
-        try:
-            data = self._file.read(_READ_BYTES)
-        except OSError as error:
-            raise TraceError(f"can't read {self._path}: {error.strerror}") from None
-        if data:
+        has_more = False
+        for _ in range(_READS):
+            try:
+                data = self._file.read(_READ_BYTES)
+            except OSError as error:
+                raise TraceError(f"can't read {self._path}: {error.strerror}") from None
+            if not data:
+                break
+            has_more = True
             self._position += len(data)
             self._looks = 0
-            return self._splitter.feed(data)
+            if lines := self._splitter.feed(data):
+                return lines
+        if has_more:
+            return []
         if self._once:
             self.is_over = True
             return self._splitter.end()

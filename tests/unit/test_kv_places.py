@@ -78,3 +78,17 @@ def test_what_can_be_isn_t() -> None:
     assert tree.engines["a"].kv_events == (ANY,)
     with pytest.raises(ConfigError, match="kv_events: means nothing for kind embedded"):
         config.check({"engines": {"a": {"kind": "embedded", "kv_events": [ANY]}}})
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"slot_folders": [""]}, "folders of their own"),
+        ({"slot_folders": ["/"]}, "folders of their own"),
+        ({"slot_folders": ["./"]}, "folders of their own"),
+        ({"slot_folders": ["/s"], "dialect": "vllm"}, "vllm has no slots"),
+    ],
+)
+def test_slot_folders_that_can_t_be_are_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config.check(group(urls=["http://a:1"], **fields))

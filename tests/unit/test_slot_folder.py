@@ -254,6 +254,12 @@ def test_a_folder_that_cant_be_is_the_operators_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="can't hold slot files"):
         folder_of(tmp_path / "file")
+    everybodys = tmp_path / "tmp"
+    everybodys.mkdir()
+    everybodys.chmod(0o1777)
+    with pytest.raises(ConfigError, match="everybody's"):
+        folder_of(everybodys)
+    assert stat.S_IMODE(everybodys.stat().st_mode) == 0o1777, "left as it was"
 
 
 def test_servers_that_open_their_folder_at_once_have_the_same_one(tmp_path: Path) -> None:

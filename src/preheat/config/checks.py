@@ -220,6 +220,14 @@ def _check_slots(name: str, engine: EngineSettings) -> None:
         raise ConfigError(
             f"engines.{name}.slot_folders: poll_s 0 means that no server is asked what it is"
         )
+    if engine.slot_folders and engine.dialect not in {"auto", "llamacpp"}:
+        raise ConfigError(
+            f"engines.{name}.slot_folders: {engine.dialect} has no slots; only llamacpp has"
+        )
+    if any(folder.strip(" ./") == "" for folder in engine.slot_folders):
+        raise ConfigError(
+            f"engines.{name}.slot_folders: expected folders of their own, got {engine.slot_folders}"
+        )
 
 
 def _check_events(name: str, engine: EngineSettings) -> None:

@@ -59,9 +59,8 @@ class SlotFolder:
         self._kept: dict[bytes, Kept] = {}  # by chain
         self._foreign: dict[str, Kept] = {}  # other models', by name
         self._lengths: tuple[int, ...] = ()  # of the chains that are kept, the longest first
-        self._lost: deque[str] = deque(
-            maxlen=64
-        )  # given up unwritten: the server may write them yet
+        # Given up unwritten: the server may write them yet.
+        self._lost: deque[str] = deque(maxlen=64)
 
     @property
     def size_bytes(self) -> int:
@@ -74,6 +73,10 @@ class SlotFolder:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             about = self.path.stat()
+            if about.st_mode & stat.S_ISVTX:  # as /tmp is
+                raise ConfigError(
+                    f"{self.path} is everybody's: slot files need a folder of their own"
+                )
             if about.st_uid == os.geteuid():
                 self.path.chmod(0o700)
             elif stat.S_IMODE(about.st_mode) & 0o077:

@@ -19,6 +19,8 @@ from preheat.engines.lmcache_fleet import LmcacheRules
 from preheat.engines.lmcache_tier import LmcacheCounts, LmcacheTier
 from preheat.engines.openai import OpenAi
 from preheat.engines.rules import Care, Rules
+from preheat.gateway.table import Table
+from preheat.gateway.upstreams import Upstreams
 from preheat.transport.client import Response
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
@@ -119,6 +121,12 @@ async def test_a_prompt_goes_to_the_instance_that_can_load_it(
         assert b"loadable=" in answer.placement.reason
         assert made.counts.in_time >= 1
         assert made.counts.failed == 0
+        counts = msgspec.structs.asdict(made.counts)
+        assert made.group.lmcache_counts() == counts
+        told = Upstreams(
+            Table({"gpu": made.group, "none": OpenAi("none", "http://x:1")}, {}, {}, {}), b""
+        )
+        assert told.lmcache_counts() == {"gpu": counts}
 
 
 async def test_a_long_prompt_is_read_and_written_in_threads(

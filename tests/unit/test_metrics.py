@@ -115,6 +115,21 @@ def test_what_was_dropped_is_a_counter(desk: Desk) -> None:
     assert (told("log_dropped_total"), told("rows_dropped_total")) == (3, 4)
 
 
+def test_what_was_asked_of_lmcache_is_told_by_engine_and_outlives_its_process() -> None:
+    whole = Snapshot(lmcache={"gpu": {"lookups": 2, "in_time": 1}})
+    dead = Snapshot(lmcache={"gpu": {"lookups": 3, "in_time": 0}, "old": {"lookups": 4}})
+    dead.retire()
+    whole.add(dead)
+    families = text_string_to_metric_families(render(whole).decode())
+    (told,) = [family for family in families if family.name == "preheat_lmcache"]
+    assert {tuple(one.labels.values()): one.value for one in told.samples} == {
+        ("gpu", "lookups"): 5,
+        ("gpu", "in_time"): 1,
+        ("old", "lookups"): 4,
+    }
+    assert {one.name for one in told.samples} == {"preheat_lmcache_total"}
+
+
 def test_each_upstream_is_told_by_name_and_one_that_is_gone_by_its_counters_only() -> None:
     seen = UpstreamCounts("127.0.0.1:1", in_flight=2, up=0, failures=5, retries=4)
     gone = UpstreamCounts("127.0.0.1:2", failures=1)

@@ -165,7 +165,7 @@ class Snapshot(msgspec.Struct):
 
     `latency` has counts by bound, then the sum; `words` counts by family and word; `totals` only
     grow; `gauges` are of this moment and add up; `shared` are those of what processes share;
-    `upstreams` are by name.
+    `upstreams` are by name; what was asked of LMCache (`lmcache`) is by engine and word.
     """
 
     accounts: dict[AccountName, Account] = {}
@@ -175,17 +175,20 @@ class Snapshot(msgspec.Struct):
     gauges: dict[str, float] = {}
     shared: dict[str, float] = {}
     upstreams: dict[str, UpstreamCounts] = {}
+    lmcache: dict[str, dict[str, int]] = {}
 
     def add(self, other: "Snapshot") -> None:
         """Add what another process counted."""
         for name, account in other.accounts.items():
             self.accounts.setdefault(name, Account()).add(account)
-        for layer, (counts, sum_s) in other.latency.items():
-            mine = self.latency.get(layer, ([0] * len(counts), 0.0))
-            added = [a + b for a, b in zip(mine[0], counts, strict=True)]
+        for layer, (bins, sum_s) in other.latency.items():
+            mine = self.latency.get(layer, ([0] * len(bins), 0.0))
+            added = [a + b for a, b in zip(mine[0], bins, strict=True)]
             self.latency[layer] = (added, mine[1] + sum_s)
         for family, words in other.words.items():
             _add(self.words.setdefault(family, {}), words)
+        for engine, counts in other.lmcache.items():
+            _add(self.lmcache.setdefault(engine, {}), counts)
         _add(self.totals, other.totals)
         _add(self.gauges, other.gauges)
         for gauge, value in other.shared.items():
@@ -216,6 +219,7 @@ def snapshot(
     gauges: dict[str, float],
     shared: dict[str, float],
     upstreams: dict[str, UpstreamCounts] | None = None,
+    lmcache: dict[str, dict[str, int]] | None = None,
 ) -> Snapshot:
     """What these books say now. `settle` the inventory first."""
     return Snapshot(
@@ -229,6 +233,7 @@ def snapshot(
         gauges=gauges,
         shared=shared,
         upstreams=upstreams or {},
+        lmcache=lmcache or {},
     )
 
 

@@ -236,6 +236,10 @@ class Group:
         now = time.monotonic()
         return [self._state(one, now) for one in (*self._workers, *self._members.leaving)]
 
+    def lmcache_counts(self) -> dict[str, int]:
+        """What was asked of LMCache so far; nothing where there is none."""
+        return {} if self._lmcache is None else msgspec.structs.asdict(self._lmcache.counts)
+
     def set_draining(self, worker: str, *, is_draining: bool) -> bool:
         """Let that one take nothing more, or again. Whether there is one of that name."""
         for one in self._workers:

@@ -130,6 +130,10 @@ class OpenAi:
         """How each of them is."""
         return self._group.workers()
 
+    def lmcache_counts(self) -> dict[str, int]:
+        """What was asked of LMCache so far; nothing where there is none."""
+        return self._group.lmcache_counts()
+
     def set_draining(self, worker: str, *, is_draining: bool) -> bool:
         """Let that one take nothing more, or again. Whether there is one of that name."""
         return self._group.set_draining(worker, is_draining=is_draining)

@@ -158,7 +158,14 @@ class Gateway:
             shared["l2_up"] = float(self._l2.is_up)
         self._counters.log_dropped = self.log.dropped
         self._counters.rows_dropped = self._feed.dropped if self._feed is not None else 0
-        return snapshot(self._ledger, self._counters, gauges, shared, self._upstreams.counted())
+        return snapshot(
+            self._ledger,
+            self._counters,
+            gauges,
+            shared,
+            self._upstreams.counted(),
+            self._upstreams.lmcache_counts(),
+        )
 
     def drain_upstream(self, name: str, *, is_draining: bool) -> bool:
         """Let that server take nothing more from this process, or again. Whether there is one of

@@ -11,6 +11,7 @@ from preheat.core.slot_desk import Freed
 from preheat.core.stats import UpstreamCounts
 from preheat.core.types import Ask
 from preheat.engines import Engine
+from preheat.engines.openai import OpenAi
 from preheat.engines.worker import AdapterCounts
 from preheat.errors import ConfigError
 from preheat.gateway.intake import KEYED_HEADERS, Sender
@@ -190,6 +191,15 @@ class Upstreams:
                     events={} if state.events is None else msgspec.structs.asdict(state.events),
                 )
         return found
+
+    def lmcache_counts(self) -> dict[str, dict[str, int]]:
+        """What was asked of LMCache, of each engine that has one."""
+        told = {
+            name: engine.lmcache_counts()
+            for name, engine in self.engines.items()
+            if isinstance(engine, OpenAi)
+        }
+        return {name: counts for name, counts in told.items() if counts}
 
     async def over(self, tenant: str, session: str) -> Freed:
         """That session won't come back: what is kept for it goes first."""

@@ -39,6 +39,7 @@ class _Collector:
         yield from self._events()
         yield from self._gauges()
         yield from self._upstreams()
+        yield self._lmcache()
 
     def _requests(self) -> Iterator[Metric]:
         labels = ["tenant", "model", "layer", "reason"]
@@ -198,6 +199,15 @@ class _Collector:
             shadow.add_metric([name, "other"], counts.shadow_differed)
             sooner.add_metric([name], counts.shadow_sooner_s)
         yield from (up, in_flight, failures, retries, queue, tokens, shadow, sooner, events, files)
+
+    def _lmcache(self) -> Metric:
+        asked = CounterMetricFamily(
+            "preheat_lmcache", "What was asked of LMCache.", labels=["engine", "of"]
+        )
+        for engine, counts in self._counted.lmcache.items():
+            for what, count in counts.items():
+                asked.add_metric([engine, what], count)
+        return asked
 
     def _readied(self) -> Iterator[Metric]:
         labels = ["upstream"]

@@ -1,7 +1,9 @@
 """The whole gateway with KV events: one process, and two with their learner."""
 
+import itertools
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,9 +32,11 @@ class Slow(Engine):
 
 
 class Rig:
-    """A gateway before two servers that publish."""
+    """A gateway before two servers that publish; before the first alone, until it has them `by_reload`."""
 
-    def __init__(self, folder: Path, stack: ExitStack, workers: int) -> None:
+    def __init__(
+        self, folder: Path, stack: ExitStack, workers: int, *, by_reload: bool = False
+    ) -> None:
         self.engines = [Slow(), Slow()]
         urls = [stack.enter_context(served(engine)) for engine in self.engines]
         self.publishers = []
@@ -46,8 +50,14 @@ class Rig:
             f'kv_events = ["ipc://{folder}/kv0", "ipc://{folder}/kv1"]\n'
             f'kv_replay = ["ipc://{folder}/re0", "ipc://{folder}/re1"]\n'
         )
-        self.gateway = Gateway(toml, folder=folder)
+        alone = f"[listen]\nworkers = {workers}\n[engines.gpu]\nurl = {json.dumps(urls[0])}\n"
+        self.gateway = Gateway(alone if by_reload else toml, folder=folder)
         stack.enter_context(running(self.gateway))
+        if by_reload:
+            (folder / "preheat.toml").write_text(toml)
+            self.gateway.process.send_signal(signal.SIGHUP)
+            until(lambda: self.logged("reloaded") or self.logged("reload-refused"))
+            assert self.logged("reloaded"), self.gateway.stderr
         until(lambda: self.gateway.stderr.count("upstream-known") == 2 * workers)
 
     def fill(self, at: int) -> None:
@@ -132,6 +142,29 @@ def test_a_learner_that_dies_is_started_again_and_knows_again(tmp_path: Path) ->
         until(lambda: "kv-events-heard" in made.gateway.stderr.partition("learner-died")[2])
         until(lambda: made.trust(1) == "told")
         assert made.ask("again") in {"gpu.0", "gpu.1"}
+
+
+def test_a_reload_that_turns_events_on_starts_the_learner(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        made = Rig(tmp_path, stack, 2, by_reload=True)
+        learner = _learner_of(made.gateway.process.pid)
+        numbers = itertools.count()
+
+        def is_heard() -> bool:  # what was published before we listened is lost
+            made.engines[1].answer(
+                "POST", "/v1/chat/completions", body("", f"{next(numbers)} {LONG}")
+            )
+            return made.count("received", 1) > 0
+
+        until(is_heard)
+        until(lambda: made.trust(1) == "told")
+        assert made.gateway.stderr.count("kv-events-heard") == 1, "by one process for all"
+        made.gateway.process.send_signal(signal.SIGHUP)
+        until(lambda: made.gateway.stderr.count('"reloaded"') == 2)
+        assert _learner_of(made.gateway.process.pid) == learner
+        made.gateway.stop()
+        until(lambda: not Path(f"/proc/{learner}").exists())
+        assert '"event":"bug"' not in made.gateway.stderr
 
 
 def _learner_of(supervisor: int) -> int:

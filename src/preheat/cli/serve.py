@@ -185,20 +185,19 @@ def _children(settings: config.Settings, log: "Log") -> "list[Child]":
     return [Child("request-log", [*command, "--roll-s", str(settings.log.roll_s)], log)]
 
 
-def _learner(path: str, log: "Log") -> "list[Child]":
-    """The process that hears the servers' events for several workers; none where nothing is to be heard."""
+def _learner(path: str, log: "Log") -> "Child | None":
+    """The process that hears the servers' events for several workers."""
     if not path:
-        return []
+        return None
     from preheat.host.child import Child
 
     command = [sys.executable, "-P", "-m", "preheat.host.learner", "--lifeline-fd", "0"]
-    return [Child("learner", [*command, "--socket", path], log)]
+    return Child("learner", [*command, "--socket", path], log)
 
 
 def _learner_path(settings: config.Settings, stack: contextlib.ExitStack) -> str:
-    """Where it is to listen: in a folder that only its owner may enter."""
-    is_wanted = any(len(config.upstreams_of(one)) > 1 for one in settings.engines.values())
-    if settings.listen.workers < 2 or not is_wanted:
+    """Where it is to listen, now or after a reload: in a folder that only its owner may enter."""
+    if settings.listen.workers < 2:
         return ""
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="preheat-"))
     return f"{folder}/learner.sock"
@@ -222,14 +221,15 @@ async def _serve(settings: config.Settings, options: argparse.Namespace) -> int:
     log = log_to_stderr()
     try:
         with contextlib.ExitStack() as stack:
-            learner = _learner_path(settings, stack)
+            path = _learner_path(settings, stack)
             supervisor = Supervisor(
                 settings,
                 lambda: _read(options),
                 log,
                 keeper=_keeper(settings, log),
-                children=[*_children(settings, log), *_learner(learner, log)],
-                learner=learner,
+                children=_children(settings, log),
+                learner=_learner(path, log),
+                learner_path=path,
             )
             return await supervisor.run(on_listening, once=options.once)
     finally:

@@ -37,6 +37,11 @@ class Child:
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
+    @property
+    def is_started(self) -> bool:
+        """Whether it is seen to."""
+        return self._keeping is not None
+
     async def start(self) -> None:
         """Start it, and see to it from now on. Raises ConfigError."""
         try:

@@ -34,7 +34,8 @@ class Supervisor:
     """Starts everything, changes it on SIGHUP and SIGUSR2, and ends it on SIGTERM or SIGINT.
 
     `read` gives the settings anew. `children` are started before the workers and ended after
-    them; `keeper` looks after the store. `learner` is where that child listens, if it is among them.
+    them; `keeper` looks after the store. `learner`, which listens at that path, is a child that is started as
+    soon as there is a choice between servers.
     """
 
     def __init__(
@@ -45,14 +46,16 @@ class Supervisor:
         *,
         children: Sequence[Child] = (),
         keeper: Keeper | None = None,
-        learner: str = "",
+        learner: Child | None = None,
+        learner_path: str = "",
     ) -> None:
         self._settings = settings
         self._read = read
         self._log = log
         self._children = children
         self._keeping = Keeping(keeper, log) if keeper is not None else None
-        self._common = Common(Secret(log), learner)
+        self._learner = learner
+        self._common = Common(Secret(log), learner_path)
         self._engines = EmbeddedEngines(settings, log, self._on_engines)
         self._listen: list[Set] = []
         self._admin: list[Set] = []
@@ -114,8 +117,15 @@ class Supervisor:
             await asyncio.to_thread(self._keeping.start)
         for child in self._children:
             await child.start()
+        await self._learn(self._settings)
         await self._engines.start()
         await pool.start()
+
+    async def _learn(self, settings: Settings) -> None:
+        """Start the learner, if it isn't yet and these settings give it something to do."""
+        is_wanted = any(len(config.upstreams_of(one)) > 1 for one in settings.engines.values())
+        if self._learner is not None and is_wanted and not self._learner.is_started:
+            await self._learner.start()
 
     async def _serve(self, on_listening: OnListening, *, once: bool) -> None:
         is_tls = bool(self._settings.listen.tls_cert)
@@ -136,6 +146,7 @@ class Supervisor:
             try:
                 settings = await asyncio.to_thread(self._read)
                 (check_reload if is_reload else check_restart)(pool.settings, settings)
+                await self._learn(settings)
                 await (pool.reload if is_reload else pool.roll)(settings)
             except ConfigError as error:
                 self._log.event(
@@ -183,7 +194,8 @@ class Supervisor:
         self._close_sockets()
         if self._pool is not None:
             await self._pool.aclose()
-        await asyncio.gather(*(child.aclose() for child in self._children))
+        learner = [] if self._learner is None else [self._learner]
+        await asyncio.gather(*(child.aclose() for child in (*self._children, *learner)))
         await self._engines.aclose()
         if self._keeping is not None:
             await asyncio.to_thread(self._keeping.close)

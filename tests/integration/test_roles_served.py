@@ -34,6 +34,8 @@ async def test_a_completion_takes_two_steps_and_its_repeat_none(tmp_path: Path) 
             first = await asyncio.to_thread(asked, gateway, PROMPT)
             assert (first.status, first.json["by"]) == (200, "d")
             assert first.headers["x-preheat-worker"] == "big.1"
+            assert first.headers["x-preheat-route"].startswith("overlap=0, best=0, input=")
+            assert "prefill=big.0" in first.headers["x-preheat-route"]
             again = await asyncio.to_thread(asked, gateway, PROMPT)
             assert (again.cache, again.json["by"]) == ("hit", "d")
             inference = [one for one in prefill.asked if "prompt" in one]

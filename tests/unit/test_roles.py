@@ -12,6 +12,7 @@ from kv_transfer_faked import Fabric, KvServer
 from preheat import config
 from preheat.core.breaker import Breaker
 from preheat.core.routing import POLICIES
+from preheat.core.types import Usage
 from preheat.engines.openai import OpenAi
 from preheat.engines.roles import Role, prefill_body
 from preheat.engines.rules import Rules
@@ -99,6 +100,29 @@ async def test_a_prompt_is_computed_at_one_and_answered_at_the_other(routed: boo
         }
         assert pair["p"].ids == pair["d"].ids != [""]
         assert pair.events == []
+
+
+@pytest.mark.asyncio
+async def test_why_a_prefill_server_computed_it_is_told_and_where_its_prefix_is_then() -> None:
+    async with world(("p", "prefill"), ("q", "prefill"), ("d", "decode")) as three:
+        body = json.dumps({"model": "m", "prompt": PROMPT, "max_tokens": 9}).encode()
+        for is_again in (False, True):
+            response = await three.engine.send(b"POST", b"/completions", [], body)
+            await response.read(65_536)
+            placed = response.placement
+            assert placed is not None
+            told = dict(part.split(b"=") for part in placed.reason.split(b", "))
+            assert told[b"prefill"] == (b"pd.0" if three["p"].asked else b"pd.1")
+            assert int(told[b"input"]) > 300
+            assert (int(told[b"overlap"]) > 300) == is_again
+            held = {one.name: one.known for one in three.engine.workers()}
+            assert held["pd.2"] is not None
+            assert (held["pd.2"].held_blocks > 0) == is_again, "known at the answer's end"
+            assert held["pd.2"].input_tokens == 0, "what was fetched counts for nobody"
+            placed.began()
+            placed.ended(Usage(400, 9, 400, tells_cached=True))
+            response.close()
+        assert all(one.in_flight == 0 for one in three.engine.workers())
 
 
 @pytest.mark.asyncio

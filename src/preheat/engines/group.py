@@ -24,6 +24,7 @@ from preheat.engines.members import Members, checked_path
 from preheat.engines.placement import Placement, Whose
 from preheat.engines.roles import Handover, Roles
 from preheat.engines.rules import Care, Rules
+from preheat.engines.second_step import SecondStep
 from preheat.engines.slot_seats import SlotRules
 from preheat.engines.warmers import Warmers
 from preheat.engines.warmth import Hot, Proven, Warmed
@@ -139,7 +140,7 @@ class Group:
                 outcome = await self._asked(
                     worker, placement, method, path, headers, body, handed=handed
                 )
-                outcome.placement = placement
+                outcome.placement = placement or self._second_step(handed, whose)
                 if outcome.status not in refusals:
                     return outcome
             except EngineError as error:
@@ -364,6 +365,13 @@ class Group:
         if handed is not None and self._link is not None and ask is not None:
             self._link.sent(handed.prefiller.url, ask.blocks, ask.token_blocks)
         return handed
+
+    def _second_step(self, handed: Handover | None, whose: Whose) -> SecondStep | None:
+        """Who is told of its end, where no placement is."""
+        router = self._router
+        if router is None or handed is None or handed.route is None:
+            return None
+        return SecondStep(router, handed, self._link, whose, self._end_session)
 
     def _state(self, worker: Worker, now: float) -> WorkerState:
         state = worker.state(now)

@@ -46,6 +46,10 @@ class Whose(msgspec.Struct, frozen=True):
         return self.state == OVER
 
 
+OnOver = Callable[[Whose], None]
+"""Told whose session has had its last answer."""
+
+
 class Placement:
     """From the router's choice to the request's end; whoever reads the answer reports.
 
@@ -58,18 +62,10 @@ class Placement:
         route: Route,
         followers: Followers,
         whose: Whose,
-        on_over: Callable[[Whose], None],
+        on_over: OnOver,
     ) -> None:
         self.route = route
-        self.reason = b"overlap=%d, best=%d, input=%d, queue=%.3f, least=%.3f" % (
-            route.overlap_tokens,
-            route.best_overlap_tokens,
-            route.input_tokens,
-            route.queue_s,
-            route.least_queue_s,
-        )
-        if route.loadable_tokens:
-            self.reason += b", loadable=%d" % route.loadable_tokens
+        self.reason = reason_of(route)
         self._router = router
         self._followers = followers
         self._whose = whose
@@ -163,6 +159,18 @@ class Placement:
         elif self._keeper is not None:
             self._keeper.doubt()
         self._followers.ended(self.route.ticket.number)
+
+
+def reason_of(route: Route) -> bytes:
+    """Why that server, as a header's value."""
+    reason = b"overlap=%d, best=%d, input=%d, queue=%.3f, least=%.3f" % (
+        route.overlap_tokens,
+        route.best_overlap_tokens,
+        route.input_tokens,
+        route.queue_s,
+        route.least_queue_s,
+    )
+    return reason + b", loadable=%d" % route.loadable_tokens if route.loadable_tokens else reason
 
 
 def _may_be_seated(body: bytes) -> bool:

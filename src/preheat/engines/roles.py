@@ -14,7 +14,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from preheat.core.breaker import Breaker
-from preheat.core.router import Ask, Router, Ticket
+from preheat.core.router import Ask, Route, Router
+from preheat.core.types import Usage
 from preheat.engines.worker import UNASKED, Headers, OnEvent, Worker
 from preheat.errors import EngineError
 from preheat.transport.client import Response
@@ -71,13 +72,23 @@ _PREFILLED: Final = msgspec.json.Decoder(_Prefilled)
 
 
 class Handover:
-    """A prompt whose KV lies at a prefill server until a decode server has fetched it."""
+    """A prompt whose KV lies at a prefill server until a decode server has fetched it. `route` is why that
+    one computed it, `usage` what it counted."""
 
     def __init__(
-        self, prefiller: Worker, decoder: Worker, headers: Headers, params: bytes, roles: "Roles"
+        self,
+        prefiller: Worker,
+        decoder: Worker,
+        headers: Headers,
+        params: bytes,
+        roles: "Roles",
+        route: Route | None,
+        usage: Usage | None,
     ) -> None:
         self.prefiller = prefiller
         self.decoder = decoder
+        self.route = route
+        self.usage = usage
         self._headers = headers
         self._params = params
         self._roles = roles
@@ -138,20 +149,21 @@ class Roles:
         wanted = prefill_body(body)
         if wanted is None or not self._breaker.allows(now):
             return None
-        worker, ticket = _placed(_ready(able[0], now), router, ask, now)
+        worker, route = _placed(_ready(able[0], now), router, ask, now)
         headers = _named(headers)
         answer = None
         try:
             answer = await self._ask(worker, path, headers, wanted)
         finally:
-            _report(router, ticket, answer)
+            _report(router, route, answer)
         if answer is None:
             return None
         decoders = _ready(self._able(workers, "decode", time.monotonic()), time.monotonic())
         if not decoders:
             return None
         chosen = min(decoders, key=lambda one: one.client.in_flight)
-        return Handover(worker, chosen, headers, bytes(answer.kv_transfer_params), self)
+        params, usage = bytes(answer.kv_transfer_params), usage_of(answer.usage)
+        return Handover(worker, chosen, headers, params, self, route, usage)
 
     def succeeded(self) -> None:
         """Both steps came off."""
@@ -246,23 +258,23 @@ def _ready(able: Sequence[Worker], now: float) -> list[Worker]:
 
 def _placed(
     workers: Sequence[Worker], router: Router | None, ask: Ask | None, now: float
-) -> tuple[Worker, Ticket | None]:
+) -> tuple[Worker, Route | None]:
     if router is None or ask is None:
         return min(workers, key=lambda one: one.client.in_flight), None
-    ticket = router.place(ask, [one.number for one in workers], now).ticket
-    router.go(ticket, now)
-    return next(one for one in workers if one.number == ticket.worker), ticket
+    route = router.place(ask, [one.number for one in workers], now)
+    router.go(route.ticket, now)
+    return next(one for one in workers if one.number == route.ticket.worker), route
 
 
-def _report(router: Router | None, ticket: Ticket | None, answer: _Prefilled | None) -> None:
-    if router is None or ticket is None:
+def _report(router: Router | None, route: Route | None, answer: _Prefilled | None) -> None:
+    if router is None or route is None:
         return
     now = time.monotonic()
     if answer is None:
-        router.failed(ticket, now)
+        router.failed(route.ticket, now)
         return
-    router.began(ticket, now)
-    router.ended(ticket, usage_of(answer.usage), now)
+    router.began(route.ticket, now)
+    router.ended(route.ticket, usage_of(answer.usage), now)
 
 
 def _named(headers: Headers) -> Headers:

@@ -239,8 +239,6 @@ def test_one_that_comes_back_is_asked_again(tmp_path: Path) -> None:
 # What can't ---------------------------------------------------------------------------------
 
 LOST: dict[str, tuple[Act, int, str]] = {
-    "reset": ([End.RESET], 502, "engine-reset"),
-    "closed": ([End.CLOSE], 502, "engine-reset"),
     "hang": ([End.HANG], 504, "engine-timeout-first-byte"),
     "garbage": ([b"this is no HTTP\r\n\r\n"], 502, "engine-protocol"),
     "truncated": ([FINE[:-20], End.CLOSE], 502, "engine-reset"),
@@ -258,6 +256,22 @@ def test_what_may_have_been_worked_on_is_asked_once(
     bad.play(act)
     answered = ask_until(served, bad)
     assert (answered.status, answered.code) == (status, code)
+    assert bad.calls == 1
+
+
+@pytest.mark.parametrize("end", [End.RESET, End.CLOSE], ids=["reset", "closed"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_broke_before_one_byte_of_an_answer_is_asked_elsewhere(
+    served: Gateway, bad: Upstream, good: Upstream, end: End, stream: bool
+) -> None:
+    good.play([FINE])
+    bad.play([answer(b"{}", status="400 Bad"), End.CLOSE])
+    ask_until(served, bad)
+    bad.play([end])
+    good.play([FINE_STREAM if stream else FINE])
+    answered = ask_until(served, bad, stream=stream)
+    assert (answered.status, answered.headers["x-preheat-worker"]) == (200, "pair.1")
+    assert b"fine" in answered.body
     assert bad.calls == 1
 
 

@@ -198,13 +198,61 @@ async def test_no_request_fails_while_one_of_two_refuses_all(status: str) -> Non
 
 @pytest.mark.parametrize(
     ("mode", "kind"),
-    [("reset", "reset"), ("hang", "timeout-first-byte"), ("garbage", "protocol")],
+    [("hang", "timeout-first-byte"), ("garbage", "protocol")],
 )
 async def test_what_may_have_been_worked_on_is_not_asked_again(mode: str, kind: str) -> None:
     async with Peer(mode) as bad, Peer() as good, group_of(bad, good) as engine:
         error = await failure(engine)
         assert (error.kind, error.worker) == (kind, "many.0")
         assert (bad.asked, good.asked) == (1, 0)
+
+
+async def test_one_whose_connection_broke_before_its_answer_is_asked_elsewhere_once() -> None:
+    async with Peer("reset") as bad, Peer() as good, group_of(bad, good) as engine:
+        assert (await ask(engine)).worker == "many.1"
+        assert (bad.asked, good.asked) == (1, 1)
+        state = worker(engine, 0)
+        assert (state.failures, state.retries, state.last_error_kind) == (1, 1, "reset")
+    async with Peer("reset") as bad, Peer("reset") as worse, Peer() as good:
+        async with group_of(bad, worse, good) as engine:
+            error = await failure(engine)
+            assert (error.kind, error.worker) == ("reset", "many.1")
+            assert (bad.asked, worse.asked, good.asked) == (1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("rules", "is_repeatable"),
+    [
+        (Rules(health_s=0.05, retries=0), True),
+        (Rules(health_s=0.05, retry_ratio=0.0), True),
+        (Rules(health_s=0.05), False),
+    ],
+    ids=["no retries", "no budget", "it may do something"],
+)
+async def test_one_whose_connection_broke_is_not_asked_again(
+    rules: Rules, is_repeatable: bool
+) -> None:
+    async with Peer("reset") as bad, Peer() as good, group_of(bad, good, rules=rules) as engine:
+        with pytest.raises(EngineError) as caught:
+            await engine.send(b"POST", b"/batches", [], b"{}", is_repeatable=is_repeatable)
+        assert caught.value.kind == "reset"
+        assert (bad.asked, good.asked) == (1, 0)
+
+
+async def test_all_that_wait_at_one_that_is_killed_are_answered_by_another() -> None:
+    patient = Timeouts(first_byte_s=20.0, idle_s=20.0)
+    async with Peer("held") as one, Peer("held") as two:
+        async with group_of(one, two, timeouts=patient, failures=1) as engine:
+            asking = [asyncio.create_task(ask(engine)) for _ in range(60)]
+            await until(lambda: one.asked + two.asked == 60)
+            assert one.asked > 20, "both have much to do"
+            await one.die()
+            await until(lambda: two.asked == 60)
+            two.release.set()
+            answers = await asyncio.gather(*asking)
+            assert {(one.status, one.worker) for one in answers} == {(200, "many.1")}
+            assert (states(engine)[0], worker(engine, 0).in_flight) == ("down", 0)
+            assert worker(engine, 0).retries == one.asked
 
 
 async def test_an_answer_that_breaks_after_its_first_byte_is_not_asked_again() -> None:
@@ -605,9 +653,11 @@ async def test_a_server_that_broke_down_is_thought_empty_when_it_is_back() -> No
             assert (await reason())[1].startswith(b"overlap=9984")
             peer = (one, two)[int(home[-1])]
             peer.mode = "reset"
+            assert (await reason())[0] != home
+            (one, two)[1 - int(home[-1])].mode = "reset"
             with pytest.raises(EngineError):
                 await reason()
-            peer.mode = "fine"
+            one.mode = two.mode = "fine"
             await until(lambda: states(engine) == ["well", "well"])
             assert (await reason())[1].startswith(b"overlap=0, best=0")
         finally:

@@ -215,12 +215,15 @@ async def test_a_decode_server_that_refuses_leaves_the_kv_to_the_next() -> None:
 
 
 @pytest.mark.asyncio
-async def test_one_that_died_with_the_request_is_not_asked_twice() -> None:
+async def test_where_one_died_with_the_request_another_is_asked_for_the_whole() -> None:
     async with world(*PAIR, modes=("fine", "die")) as pair:
+        assert (await pair.ask())["by"] == "p"
+        assert pair.counts() == {"p": 2, "d": 1}
+        assert "kv_transfer_params" not in pair["p"].asked[1]
+    async with world(*PAIR, modes=("die", "die")) as pair:
         with pytest.raises(EngineError) as caught:
             await pair.ask()
         assert caught.value.kind == "reset"
-        assert pair.counts() == {"p": 1, "d": 1}
 
 
 @pytest.mark.asyncio

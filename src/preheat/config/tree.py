@@ -323,7 +323,7 @@ class EngineSettings(Section, frozen=True):
         Meta(
             ge=0,
             le=16,
-            description="How many others of `urls` are tried before the first byte, on connect errors and 429, and for inference on 502 to 504.",
+            description="How many others of `urls` are tried before the first byte, on connect errors and 429, and for inference on 502 to 504 and, once, where the connection broke.",
         ),
     ] = 2
     retry_ratio: Annotated[
@@ -331,7 +331,7 @@ class EngineSettings(Section, frozen=True):
         Meta(
             ge=0,
             le=1,
-            description="How many of the refused requests (429, 502 to 504) are asked elsewhere, as a share of the requests of late, plus five a second and a reserve of 100, in each worker process; connect errors aren't counted. 0: none is.",
+            description="How many of the refused requests (429, 502 to 504, a connection that broke) are asked elsewhere, as a share of the requests of late, plus five a second and a reserve of 100, in each worker process; connect errors aren't counted. 0: none is.",
         ),
     ] = 0.2
     health_path: Annotated[

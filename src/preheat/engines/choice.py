@@ -33,8 +33,9 @@ class Chosen(NamedTuple):
 
 class Choice:
     """Asks the router among those that are well, or takes the least loaded without one. And another where that
-    is safe: before the first byte, when nothing could be asked or the answer was 429; and at 502 to 504, where
-    it may have been worked on, if the request does no harm twice."""
+    is safe: before the first byte, when nothing could be asked or the answer was 429; and, if the request does
+    no harm twice, where it may have been worked on: at 502 to 504, and once where the connection broke. Only once: it may be that the
+    request itself kills its server."""
 
     def __init__(
         self,
@@ -116,21 +117,25 @@ class Choice:
         retries: int,
         ask: Ask | None,
         whose: Whose,
+        *,
+        may_break: bool,
     ) -> Chosen | None:
-        """Who else may be asked the same; None where nobody is, or it wouldn't be safe."""
+        """Who else may be asked the same; None where nobody is, or it wouldn't be safe. It `may_break` where
+        it does no harm twice and hasn't broken off before."""
         if isinstance(outcome, Response) and outcome.status not in refusals:
             return None
         if not is_unsent(outcome):
             if retries >= self._retries:
                 return None
-            if isinstance(outcome, EngineError) and outcome.kind not in UNASKED:
+            is_safe = may_break and is_broken(outcome)
+            if isinstance(outcome, EngineError) and outcome.kind not in UNASKED and not is_safe:
                 return None
-        was_refused = isinstance(outcome, Response)
-        other = self.first(tried, ask, whose, only_well=was_refused)
+        was_asked = isinstance(outcome, Response) or is_broken(outcome)
+        other = self.first(tried, ask, whose, only_well=was_asked)
         if other is None:
             return None
         is_full = is_queue(outcome) and not other.worker.client.has_room
-        if is_full or (was_refused and not self.budget.take(time.monotonic())):
+        if is_full or (was_asked and not self.budget.take(time.monotonic())):
             other.gone()
             return None
         return other
@@ -196,6 +201,13 @@ class Choice:
             return min(avoided, key=lambda one: one.avoided_until)
         left.sort(key=lambda one: one.breaker.failures)
         return next((one for one in left if one.breaker.allows(now)), None)
+
+
+def is_broken(outcome: Outcome) -> bool:
+    """Whether its connection ended before one byte of an answer: mostly because its server did."""
+    return (
+        isinstance(outcome, EngineError) and outcome.kind == "reset" and outcome.before_first_byte
+    )
 
 
 def is_queue(outcome: Outcome) -> bool:

@@ -15,7 +15,7 @@ from preheat.core.slot_desk import Freed
 from preheat.core.types import SessionState
 from preheat.engines.adapter_loads import AdapterLoads
 from preheat.engines.attendant import Attendant
-from preheat.engines.choice import Choice, Chosen, Outcome, is_unsent
+from preheat.engines.choice import Choice, Chosen, Outcome, is_broken, is_unsent
 from preheat.engines.gate import Gate
 from preheat.engines.kv_hearing import Hearing
 from preheat.engines.kv_link import LearnerLink
@@ -133,6 +133,7 @@ class Group:
         refusals = REFUSALS if is_repeatable else _UNDONE
         tried: list[Worker] = []
         retries = 0
+        may_break = is_repeatable
         while True:
             worker, placement = chosen
             outcome: Outcome
@@ -150,10 +151,13 @@ class Group:
                 chosen.gone()
                 raise
             tried.append(worker)
-            other = self._choice.other(outcome, refusals, tried, retries, ask, whose)
+            other = self._choice.other(
+                outcome, refusals, tried, retries, ask, whose, may_break=may_break
+            )
             if other is None:
                 break
             chosen = other
+            may_break = may_break and not is_broken(outcome)
             if isinstance(outcome, Response):
                 outcome.close()
             if not is_unsent(outcome):

@@ -15,7 +15,7 @@ _WEIGHT: Final = 0.3
 _SHARED: Final = 0.5
 """A load under way costs at most so much of one that is yet to begin: another one would cost another server."""
 _LATE: Final = 0.1
-"""So much of a load is still thought to come where it takes longer than expected."""
+"""So much of a load is still thought to come at its end; and of one that is late, as much again as it is late."""
 REFUSED_S: Final = 60.0
 """So long after a refusal that server isn't asked for that adapter again, unless it is started again."""
 _DEMAND_S: Final = 300.0
@@ -104,6 +104,7 @@ class Adapters:
 
     def loaded(self, worker: int, name: str, took_s: float, now: float) -> None:
         """It has it now; 0.0 seconds: it had it before."""
+        self.stopped(worker, name)
         self._refused.pop((worker, name), None)
         if name not in self._holders:
             return
@@ -117,6 +118,7 @@ class Adapters:
 
     def refused(self, worker: int, name: str, now: float) -> None:
         """It wouldn't load it: it is full, can't read it, or doesn't answer."""
+        self.stopped(worker, name)
         if name in self.sources:
             self._refused[worker, name] = now + REFUSED_S
 
@@ -183,7 +185,10 @@ class Adapters:
         began_at = self._loading.get((worker, name))
         if began_at is None:
             return load_s
-        return max(_LATE * load_s, min(_SHARED * load_s, load_s - (now - began_at)))
+        left_s = load_s - (now - began_at)
+        if left_s < 0.0:
+            return _LATE * load_s - left_s
+        return max(_LATE * load_s, min(_SHARED * load_s, left_s))
 
     def _forget_unheld(self, name: str) -> None:
         """Unless somebody has it, or had it before he was started again."""
